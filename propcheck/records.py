@@ -1,0 +1,169 @@
+"""What one scan knows: plain records that the engine fills and that rules and views read.
+
+No torch here: rules, tables and plots work from these alone, whether a run was just made or read back from disk.
+Units: every ``*_rms`` is sqrt(mean of squares) over all elements; an activation ``*_norm`` is the root of the mean over
+tokens of the squared L2 norm, so norm = rms * sqrt(width); a gradient norm is Frobenius over the batch. ``None`` means
+"does not apply or was not observed"; a computed NaN or infinity is kept as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+Sublayer = Literal["attention", "linear_attention", "ssm", "mlp", "moe", "other"]
+Severity = Literal["error", "warning", "note"]
+GradState = Literal["norm", "zero", "none", "nonfinite"]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecord:
+    """One residual addition of one seed; the fields are the columns of ``sublayers.parquet``, in order."""
+
+    seed: int
+    site: int
+    block: int | None
+    sublayer: Sublayer
+    module: str | None
+    placement: str | None
+    stream_dtype: str | None = None
+    update_dtype: str | None = None
+    stream_norm: float | None = None
+    update_norm: float | None = None
+    sum_norm: float | None = None
+    stream_rms: float | None = None
+    update_rms: float | None = None
+    sum_rms: float | None = None
+    stream_mean: float | None = None
+    update_mean: float | None = None
+    sum_mean: float | None = None
+    sum_absmax: float | None = None
+    update_ratio: float | None = None
+    cosine: float | None = None
+    add_error: float | None = None
+    swallowed: float | None = None
+    nonfinite: int | None = None
+    token_correlation: float | None = None
+    norm_input_rms: float | None = None
+    epsilon_share: float | None = None
+    grad_stream_norm: float | None = None
+    grad_update_norm: float | None = None
+    grad_sum_norm: float | None = None
+    param_grad_norm: float | None = None
+    theory_sum_rms: float | None = None
+    theory_grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRecord:
+    """One parameter or buffer; the fields are the columns of ``parameters.parquet``, in order."""
+
+    name: str
+    role: str | None
+    block: int | None
+    sublayer: Sublayer | None
+    kind: Literal["parameter", "buffer"]
+    shape: tuple[int, ...]
+    dtype: str
+    numel: int
+    init_calls: str | None = None
+    mean: float | None = None
+    std: float | None = None
+    absmax: float | None = None
+    zeros: int | None = None
+    nonfinite: int | None = None
+    duplicate_rows: int | None = None
+    requires_grad: bool = True
+    grad_state: GradState | None = None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Size and kind of the scanned model."""
+
+    class_name: str
+    parameters: int
+    blocks: int
+    sites: int
+    width: int
+    placement: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """What was fed: ``batch`` sequences of ``tokens`` tokens from ``source``."""
+
+    batch: int
+    tokens: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """How it ran. ``mode`` is resident, streamed or partly resident; ``peak_rss_bytes`` is the process's peak."""
+
+    mode: str
+    wall_seconds: float
+    peak_rss_bytes: int
+    threads: int
+    device: str
+    memory_budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossInfo:
+    """First loss (mean over seeds) and ln(vocabulary), the loss of a uniform guess; None where there is no vocabulary."""
+
+    value: float | None
+    uniform: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a finding is; every part may be None."""
+
+    site: int | None = None
+    block: int | None = None
+    sublayer: str | None = None
+    module: str | None = None
+    parameter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule at one place. ``message`` says what and where in words, ``remedy`` what to change."""
+
+    rule: str
+    name: str
+    severity: Severity
+    site: Place | None
+    metric: str
+    value: float | str | None
+    expected: float | str | None
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One scan: everything that its directory holds except the plots."""
+
+    path: str | None
+    target: str
+    model: ModelInfo
+    precision: str
+    inputs: InputInfo
+    seeds: tuple[int, ...]
+    engine: EngineInfo
+    versions: dict[str, str]
+    loss: LossInfo
+    config_hash: str
+    command: str | None
+    sites: tuple[SiteRecord, ...]
+    parameters: tuple[ParameterRecord, ...]
+    findings: tuple[Finding, ...] = field(default=())
+    # Forward statistics of what the scan saw outside the sites.
+    notes: tuple[str, ...] = field(default=())
