@@ -30,7 +30,9 @@ class AttentionConfig(Section):
     head_width: int | None = Field(None, ge=1, description="Width of one head; default: `width` / `heads`.")
     qk_norm: bool = Field(False, description="RMSNorm on each query and key head, before the rotation.")
     gate: bool = Field(False, description="Sigmoid gate on the attention output, an element each, from the query projection.")
-    rotary: float = Field(1.0, ge=0.0, le=1.0, description="Fraction of each head that is rotated; 0 means no rotary embedding.")
+    rotary: float = Field(
+        1.0, ge=0.0, le=1.0, description="Fraction of each head that is rotated; 0 means no rotary embedding."
+    )
     rotary_theta: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths.")
     bias: bool = Field(False, description="Biases on the query, key, value and output projections.")
 
@@ -107,8 +109,8 @@ class ResidualConfig(Section):
     )
     scale: ResidualScale = Field(
         "plain",
-        description="plain: 1; rezero: a learned scalar, 0 at the start; layerscale: a learned vector, `layerscale` at the start; "
-        "depth: 1 / (2 x layers)^`depth_power`.",
+        description="plain: 1; rezero: a learned scalar, 0 at the start; layerscale: a learned vector, `layerscale` at the "
+        "start; depth: 1 / (2 x layers)^`depth_power`.",
     )
     layerscale: float = Field(1e-5, description="First value of the layerscale vector.")
     depth_power: float = Field(0.5, description="0.5 for depth-muP, 1 for CompleteP.")
@@ -124,8 +126,12 @@ class InitConfig(Section):
         "fan-in: 1/sqrt(fan_in); small: sqrt(2/(5 width)), residual projections / sqrt(2 x layers).",
     )
     std: float = Field(0.02, gt=0, description="Standard deviation of `normal` and `gpt2`.")
-    embedding_std: float | None = Field(None, gt=0, description="Standard deviation of the embeddings; default: as the scheme has it.")
-    convolution_std: float | None = Field(None, gt=0, description="Standard deviation of the DeltaNet convolution; default: as the scheme has it.")
+    embedding_std: float | None = Field(
+        None, gt=0, description="Standard deviation of the embeddings; default: as the scheme has it."
+    )
+    convolution_std: float | None = Field(
+        None, gt=0, description="Standard deviation of the DeltaNet convolution; default: as the scheme has it."
+    )
 
 
 class DecoderConfig(Section):

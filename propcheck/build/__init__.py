@@ -1,0 +1,1 @@
+"""Build a model without its memory: record the constructor, replay any one parameter."""

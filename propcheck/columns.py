@@ -1,0 +1,89 @@
+"""One line a column of the two Parquet files; ``docs/columns.md`` is made from these."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "seed": "Seed of weights and inputs.",
+        "site": "Residual addition, numbered from 0 in forward order.",
+        "block": "Layer that the site belongs to; null outside the blocks.",
+        "sublayer": "Kind of sublayer that made the update: attention, linear_attention, ssm, mlp, moe or other.",
+        "module": "Path of the module that made the update.",
+        "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; null where it could not be told.",
+        "stream_dtype": "Dtype of the stream operand of the addition.",
+        "update_dtype": "Dtype of the update operand of the addition.",
+        "stream_norm": "Norm of the stream: root of the mean over tokens of the squared L2 norm.",
+        "update_norm": "Norm of the update.",
+        "sum_norm": "Norm of the sum.",
+        "stream_rms": "RMS of the stream as the sublayer finds it: sqrt(mean of squares) over all real tokens and the width.",
+        "update_rms": "RMS of the update, what is added to the stream.",
+        "sum_rms": "RMS of the sum, stream + update.",
+        "stream_mean": "Mean of the stream.",
+        "update_mean": "Mean of the update.",
+        "sum_mean": "Mean of the sum.",
+        "sum_absmax": "Largest absolute value in the sum.",
+        "update_ratio": "update_rms / stream_rms.",
+        "cosine": "Cosine of stream and update, each flattened over the real tokens.",
+        "add_error": "Rounding error of the addition relative to the update: ||fl(x+F) - (x+F)|| / ||F||.",
+        "swallowed": "Fraction of the elements with F != 0 where fl(x+F) == x: the addition changed nothing.",
+        "nonfinite": "NaN and infinite elements in the sum.",
+        "token_correlation": "Mean cosine between the token vectors of the sum.",
+        "norm_input_rms": "RMS of what enters the norm that the sublayer reads through.",
+        "epsilon_share": "Fraction of tokens whose mean square is below 10 eps at the norm that the sublayer reads through.",
+        "grad_stream_norm": "Norm (Frobenius over the batch) of the loss gradient with respect to the stream.",
+        "grad_update_norm": "Norm of the loss gradient with respect to the update.",
+        "grad_sum_norm": "Norm of the loss gradient with respect to the sum.",
+        "param_grad_norm": "Norm of the gradients of all parameters on the way from the stream to the update, "
+        "the norm it reads through included.",
+        "theory_sum_rms": "Predicted sum_rms; null where no prediction applies.",
+        "theory_grad_norm": "Predicted gradient norm of the stream; null where no prediction applies.",
+    }
+)
+
+PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "Qualified name of the parameter or buffer.",
+        "role": "What it is for, by its place in the model; null where unknown.",
+        "block": "Layer that it belongs to; null outside the blocks.",
+        "sublayer": "Kind of sublayer that it belongs to; null outside the sublayers.",
+        "kind": "parameter or buffer.",
+        "shape": "Shape.",
+        "dtype": "Dtype.",
+        "numel": "Number of elements.",
+        "init_calls": "Calls that gave it its value, in order.",
+        "mean": "Mean of its elements.",
+        "std": "Standard deviation of its elements.",
+        "absmax": "Largest absolute value.",
+        "zeros": "Elements that are exactly zero.",
+        "nonfinite": "NaN and infinite elements.",
+        "duplicate_rows": "Rows that equal an earlier row.",
+        "requires_grad": "Whether it is trained.",
+        "grad_state": "norm (finite, not zero), zero, none (no path from the loss) or nonfinite; null where not observed.",
+        "grad_norm": "Frobenius norm of its gradient.",
+    }
+)
+
+
+def markdown() -> str:
+    """Render ``docs/columns.md``."""
+    lines = [
+        "# Columns",
+        "",
+        "Generated from `propcheck/columns.py` by `python docs/generate.py`; do not edit.",
+        "",
+        "A value that does not apply or was not observed is null, never 0; a computed NaN or infinity is stored as such.",
+        "The norm of an activation is its rms times the root of the width, exactly. Padding positions count in none of these.",
+    ]
+    for title, rows, columns in (
+        ("sublayers.parquet", "one row a seed and site", SUBLAYER_COLUMNS),
+        ("parameters.parquet", "one row a parameter or buffer", PARAMETER_COLUMNS),
+    ):
+        lines += ["", f"## {title}", "", f"{rows[0].upper()}{rows[1:]}.", "", "| column | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in columns.items()]
+    return "\n".join(lines) + "\n"

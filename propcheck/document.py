@@ -1,0 +1,93 @@
+"""The JSON form of a run: the document that ``--output-format json`` prints and ``run.json`` holds in part.
+
+Strict JSON has no NaN and no infinity: those numbers are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from propcheck.records import SCHEMA_VERSION, EngineInfo, Finding, InputInfo, LossInfo, ModelInfo, Place, Run
+
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """Give the ``schema_version``, ``run``, ``loss`` and ``findings`` parts of the contract's document."""
+    model = dataclasses.asdict(run.model)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": {
+            "path": run.path,
+            "target": run.target,
+            "model": {"class": model.pop("class_name"), **model},
+            "precision": run.precision,
+            "inputs": dataclasses.asdict(run.inputs),
+            "seeds": list(run.seeds),
+            "engine": dataclasses.asdict(run.engine),
+            "versions": dict(run.versions),
+        },
+        "loss": dataclasses.asdict(run.loss),
+        "findings": [dataclasses.asdict(finding) for finding in run.findings],
+    }
+
+
+def full_document(run: Run) -> dict[str, Any]:
+    """Give the contract's whole document: :func:`run_document` and the rows of ``sublayers.parquet``."""
+    return {**run_document(run), "sublayers": [dataclasses.asdict(record) for record in run.sites]}
+
+
+def dumps(document: Any) -> str:
+    """Write strict JSON, non-finite numbers as strings."""
+    return json.dumps(_strict(document), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def restore(value: float | str | None) -> float | str | None:
+    """Turn "NaN", "Infinity" and "-Infinity" back into numbers; leave everything else."""
+    return _NONFINITE.get(value, value) if isinstance(value, str) else value
+
+
+def run_from_document(document: dict[str, Any]) -> Run:
+    """Read what :func:`run_document` wrote, with ``config_hash``, ``command`` and ``notes`` beside it; without rows.
+
+    Raises
+    ------
+    KeyError, TypeError
+        A key is missing, or holds something else than it should.
+    """
+    run, model = document["run"], dict(document["run"]["model"])
+    return Run(
+        path=run["path"],
+        target=run["target"],
+        model=ModelInfo(class_name=model.pop("class"), **model),
+        precision=run["precision"],
+        inputs=InputInfo(**run["inputs"]),
+        seeds=tuple(run["seeds"]),
+        engine=EngineInfo(**run["engine"]),
+        versions=dict(run["versions"]),
+        loss=LossInfo(**{key: restore(value) for key, value in document["loss"].items()}),  # type: ignore[arg-type]
+        config_hash=document["config_hash"],
+        command=document["command"],
+        sites=(),
+        parameters=(),
+        findings=tuple(_finding(item) for item in document["findings"]),
+        notes=tuple(document["notes"]),
+    )
+
+
+def _finding(item: dict[str, Any]) -> Finding:
+    place = None if item["site"] is None else Place(**item["site"])
+    return Finding(**{**item, "site": place, "value": restore(item["value"]), "expected": restore(item["expected"])})

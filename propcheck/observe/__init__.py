@@ -1,0 +1,1 @@
+"""Find the residual additions of a model and measure them, forward and backward."""

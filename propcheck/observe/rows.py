@@ -1,0 +1,149 @@
+"""From what was seen at the sites to the rows of ``sublayers.parquet``: one transfer from the device for all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from propcheck.records import SiteRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from propcheck.observe.follow import Site
+
+
+def placements(sites: Sequence[Site], *, last_normed: bool) -> list[str]:
+    """Return the placement of each site from where norms were met.
+
+    pre: the branch read a normed copy of the stream. reordered: its last step was a norm. sandwich: both. post: the sum
+    itself passed a norm before it was read again; deepnorm: and the stream was scaled before the addition. none: no norm.
+
+    Parameters
+    ----------
+    sites
+        In order.
+    last_normed
+        Whether a norm followed the last sum: the final norm of a pre-norm model, the last norm of a post-norm one.
+    """
+    found: list[str] = []
+    for index, site in enumerate(sites):
+        own = site.stream.norm.number if site.stream.norm is not None else None
+        read = site.branch.read_norm is not None and site.branch.read_norm.number != own
+        written = site.branch.written_norm
+        following = sites[index + 1].stream if index + 1 < len(sites) else None
+        post = following.norm is not None if following is not None else last_normed and not (read or written)
+        inner = "sandwich" if read and written else "pre" if read else "reordered" if written else None
+        if inner is not None:
+            found.append(f"{inner}+post" if post else inner)
+        elif post:
+            found.append("deepnorm" if site.stream.scaled else "post")
+        else:
+            found.append("none")
+    return found
+
+
+def site_records(
+    sites: Sequence[Site], seed: int, gradients: Mapping[str, float], *, last_normed: bool
+) -> tuple[SiteRecord, ...]:
+    """Return the rows of one pass.
+
+    Parameters
+    ----------
+    sites
+        What the follower saw.
+    seed
+        Of the pass.
+    gradients
+        The gradient norm of each parameter that has one.
+    last_normed
+        See ``placements``.
+    """
+    values = iter(_to_host([tensor for site in sites for tensor in _tensors(site)]))
+    records = []
+    for site, placement in zip(sites, placements(sites, last_normed=last_normed), strict=True):
+        column = dict(zip(_COLUMNS, (next(values) for _ in _COLUMNS), strict=True))
+        root_width = site.shape[-1] ** 0.5
+        stream, update, total = (_root(column[name]) for name in ("stream", "update", "sum"))
+        own = [gradients[name] for name in sorted(site.branch.parameters) if name in gradients]
+        assert stream is not None
+        assert update is not None
+        assert total is not None
+        nonfinite = column["nonfinite"]
+        records.append(
+            SiteRecord(
+                seed=seed,
+                site=site.number,
+                block=site.block,
+                sublayer=site.branch.sublayer(),
+                module=site.branch.module,
+                placement=placement,
+                stream_dtype=str(site.stream_dtype).removeprefix("torch."),
+                update_dtype=str(site.update_dtype).removeprefix("torch."),
+                stream_norm=stream * root_width,
+                update_norm=update * root_width,
+                sum_norm=total * root_width,
+                stream_rms=stream,
+                update_rms=update,
+                sum_rms=total,
+                stream_mean=column["stream_mean"],
+                update_mean=column["update_mean"],
+                sum_mean=column["sum_mean"],
+                sum_absmax=column["absmax"],
+                update_ratio=update / stream if stream else None,
+                cosine=column["cosine"],
+                add_error=column["add_error"] if update else None,
+                swallowed=column["swallowed"],
+                nonfinite=None if nonfinite is None else int(nonfinite),
+                token_correlation=column["correlation"],
+                norm_input_rms=_root(column["norm_input"]),
+                grad_stream_norm=column["grad_stream"],
+                grad_update_norm=column["grad_update"],
+                grad_sum_norm=column["grad_sum"],
+                param_grad_norm=sum(norm * norm for norm in own) ** 0.5 if own else None,
+            )
+        )
+    return tuple(records)
+
+
+_COLUMNS = (
+    "stream", "update", "sum", "stream_mean", "update_mean", "sum_mean", "absmax", "cosine", "add_error", "swallowed",
+    "nonfinite", "correlation", "norm_input", "grad_stream", "grad_update", "grad_sum",
+)  # fmt: skip
+
+
+def _tensors(site: Site) -> list[Tensor | None]:
+    """Return what was measured at a site, in the order of ``_COLUMNS``."""
+    seen = site.statistics
+    read = site.branch.read_norm
+    own = site.stream.norm
+    return [
+        seen.stream.mean_square,
+        seen.update.mean_square,
+        seen.total.mean_square,
+        seen.stream.mean,
+        seen.update.mean,
+        seen.total.mean,
+        seen.total_absmax,
+        seen.cosine,
+        seen.add_error,
+        seen.swallowed,
+        seen.nonfinite,
+        seen.token_correlation,
+        None if read is None or (own is not None and read.number == own.number) else read.input_mean_square,
+        *(site.gradients.get(name) for name in ("stream", "update", "sum")),
+    ]
+
+
+def _to_host(tensors: Sequence[Tensor | None]) -> list[float | None]:
+    """Return 0-d tensors as numbers, in one transfer."""
+    present = [tensor.double() for tensor in tensors if tensor is not None]
+    numbers = iter(torch.stack(present).tolist() if present else [])
+    return [None if tensor is None else next(numbers) for tensor in tensors]
+
+
+def _root(mean_square: float | None) -> float | None:
+    return None if mean_square is None else mean_square**0.5

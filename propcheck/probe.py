@@ -1,0 +1,312 @@
+"""A probe: what is scanned, in which precision, on which inputs, and how strictly it is judged.
+
+A probe file is TOML. ``[model]``, ``[residual]`` and ``[init]`` are the reference decoder's own sections
+(``propcheck.decoder.config``); the others are defined here. ``load_probe`` reads one, applies ``--set`` overrides and
+answers every mistake with one line. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from propcheck.decoder.config import DecoderConfig, InitConfig, ModelConfig, ResidualConfig, Section
+from propcheck.errors import PropcheckError
+from propcheck.keys import explain
+from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
+RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
+Seed = Annotated[int, Field(ge=0)]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B", re.IGNORECASE)
+_EXPONENT = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class PrecisionConfig(Section):
+    """The `[precision]` section: the dtypes of training."""
+
+    preset: Preset = Field(
+        "bf16",
+        description="bf16, fp16, fp32: parameters and activations; bf16-mixed: fp32 parameters, bf16 products (autocast).",
+    )
+    keep_fp32: tuple[str, ...] = Field((), description="Last name parts of parameters that stay fp32 whatever the preset.")
+
+
+class InputsConfig(Section):
+    """The `[inputs]` section: the token ids that the model is run on."""
+
+    source: Literal["zipf", "uniform", "tokens", "text"] = Field(
+        "zipf",
+        description="zipf: p(id) ~ 1/(id + 1)^exponent over the whole vocabulary; uniform; tokens: a file of ids; "
+        "text: a text file and its tokenizer.",
+    )
+    file: str | None = Field(
+        None,
+        description="For tokens: a flat .npy or raw .bin of ids; for text: UTF-8 text. Relative to the probe file.",
+    )
+    tokenizer: str | None = Field(None, description="For text: a tokenizer.json (extra `hf`). Relative to the probe file.")
+    dtype: Literal["uint16", "uint32"] | None = Field(None, description="What a .bin file holds, little-endian.")
+    batch: int = Field(1, ge=1, description="Sequences.")
+    tokens: int = Field(256, ge=2, description="Tokens of each sequence; the loss predicts each from those before it.")
+    exponent: float = Field(1.0, ge=0, description="Exponent of zipf; 1 is Zipf's law, 0 is uniform.")
+
+    @model_validator(mode="after")
+    def _source_has_its_file(self) -> InputsConfig:
+        needs = {"tokens": ("file",), "text": ("file", "tokenizer")}.get(self.source, ())
+        for key in needs:
+            if getattr(self, key) is None:
+                raise ValueError(f'source = "{self.source}" needs {key}')
+        for key in ("file", "tokenizer"):
+            if key not in needs and getattr(self, key) is not None:
+                raise ValueError(f'source = "{self.source}" reads no {key}; drop the key or change source')
+        suffix = Path(self.file).suffix if self.file is not None and self.source == "tokens" else None
+        if suffix not in (None, ".npy", ".bin"):
+            raise ValueError(f'file = "{self.file}" must end in .npy or .bin')
+        if suffix == ".bin" and self.dtype is None:
+            raise ValueError('a .bin file does not say what it holds; give dtype = "uint16" or "uint32"')
+        if suffix != ".bin" and self.dtype is not None:
+            raise ValueError("dtype is for a .bin file of tokens; drop it")
+        return self
+
+
+class ScanConfig(Section):
+    """The `[scan]` section: how the scan runs."""
+
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="One pass is run for each; weights and inputs follow it.")
+    memory: str = Field("auto", description='Budget such as "5GiB"; auto: what the machine has free, less a margin.')
+    device: str = Field("cpu", description="Where the model runs: cpu or cuda[:N].")
+    mode: Literal["train", "eval"] = Field("train", description="train: as in training, dropout included; eval: without.")
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("each seed may stand once")
+        return seeds
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _memory_is_a_size(cls, memory: Any) -> Any:
+        if memory != "auto":
+            parse_size(str(memory))
+        return memory
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise ValueError('must be "cpu", "cuda" or "cuda:N"')
+        return device
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The budget in bytes; None for auto."""
+        return None if self.memory == "auto" else parse_size(self.memory)
+
+
+class RuleSettings(Section):
+    """A `[rules.PCnnn]` table: how one rule judges."""
+
+    threshold: float | None = Field(None, description="The rule's limit, in the unit that `propcheck rules PCnnn` names.")
+    severity: Severity | None = Field(None, description="What its findings are worth; default: as the rule has it.")
+
+
+class Probe(Section):
+    """A whole probe file."""
+
+    name: str = Field("", description="Names the run's directory, reports/NAME; default: the file's name.")
+    description: str = Field("", description="One line for `propcheck probes`.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="Shape of the decoder.")
+    residual: ResidualConfig = Field(default_factory=ResidualConfig, description="How updates join the stream.")
+    init: InitConfig = Field(
+        default_factory=InitConfig, description="How the weights are drawn. Biases are zero, norm gains one."
+    )
+    precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="The dtypes of training.")
+    inputs: InputsConfig = Field(default_factory=InputsConfig, description="The token ids that the model is run on.")
+    scan: ScanConfig = Field(default_factory=ScanConfig, description="How the scan runs.")
+    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_directory(cls, name: str) -> str:
+        if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError("it names a directory: letters, digits, '.', '_' and '-' only, a letter or digit first")
+        return name
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Probe:
+        positions, tokens = self.model.positions, self.inputs.tokens
+        if positions and tokens > positions:
+            raise ValueError(f"inputs.tokens = {tokens} is more than the model's model.positions = {positions}")
+        return self
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """What the reference decoder is built from."""
+        return DecoderConfig(model=self.model, residual=self.residual, init=self.init, keep_fp32=self.precision.keep_fp32)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A value for one key and the option that gave it, which a message about it names."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def load_probe(
+    target: str, overrides: Sequence[str | Override] = (), defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> Probe:
+    """Read the probe that ``target`` names.
+
+    Parameters
+    ----------
+    target
+        Path of a TOML file, or the name of a bundled probe.
+    overrides
+        ``key=value`` strings (dotted key, TOML value, quotes optional around a plain word) or ``Override`` objects;
+        applied in order. A path given here is relative to the working directory, one in the file to the file.
+    defaults
+        Sections whose values count where the file is silent.
+
+    Raises
+    ------
+    PropcheckError
+        No such probe, not TOML, or a key or value that the schema refuses.
+    """
+    path = _find(target)
+    data = _read(path)
+    for name, section in (defaults or {}).items():
+        if isinstance(own := data.setdefault(name, {}), dict):
+            data[name] = {**section, **own}
+    if isinstance(inputs := data.get("inputs"), dict):
+        inputs.update({key: str(path.parent / inputs[key]) for key in _PATHS if isinstance(inputs.get(key), str)})
+    data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "probe")
+    as_written = json.dumps(data, default=str)
+    parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
+    for override in parsed:
+        _apply(data, override)
+    try:
+        return _validate(json.dumps(data, default=str))
+    except ValidationError as error:
+        where, message = explain(error, Probe)
+        raise PropcheckError(f"{_origin(where, parsed, as_written) or path}: {message}") from error
+
+
+def parse_override(text: str) -> Override:
+    """Read a ``key=value`` override; ``PropcheckError`` when it is none."""
+    origin = f"--set {text}"
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not all(key.split(".")):
+        raise PropcheckError(f"{origin}: must be key=value, as in residual.placement=post")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        # A plain word needs no quotes; anything that tries to be more than that has to be right.
+        if not value or value[0] in "[{\"'" or "\n" in value:
+            given = value or "nothing"
+            raise PropcheckError(f'{origin}: {given} is not a TOML value; strings in a list need quotes: ["a"]') from None
+        return Override(key, value, origin)
+    if set(parsed) != {"value"}:
+        raise PropcheckError(f"{origin}: one value only")
+    return Override(key, parsed["value"], origin)
+
+
+def bundled_probes() -> dict[str, Path]:
+    """Return the files of the probes that come with the tool, by name."""
+    package = Path(__file__).parent
+    # In a wheel the probes lie in the package; in a source checkout they are a folder at the top, for people to see.
+    folder = package / "_probes" if (package / "_probes").is_dir() else package.parent / "probes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
+
+
+def config_hash(probe: Probe) -> str:
+    """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
+
+    Left out: the name and the description, where the input files lie, and the memory budget, which changes how a scan
+    runs and not what it finds.
+    """
+    data = probe.model_dump(mode="python", exclude={"name": True, "description": True, "inputs": _PATHS, "scan": {"memory"}})
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in a size such as ``5GiB``, ``512 MiB`` or ``4.5GB``; ``ValueError`` when it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError('must be "auto" or a size with its unit, as in "5GiB" or "800MB"')
+    number, prefix = match[1], (match[2] or "").upper()
+    unit = (1024 if prefix.endswith("I") else 1000) ** _EXPONENT.get(prefix[:1], 0)
+    if (size := int(float(number) * unit)) == 0:
+        raise ValueError("must be more than nothing")
+    return size
+
+
+_PATHS = {"file", "tokenizer"}
+
+
+def _find(target: str) -> Path:
+    bundled = bundled_probes()
+    if target in bundled:
+        return bundled[target]
+    path = Path(target)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    near = difflib.get_close_matches(target, bundled, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise PropcheckError(f"{target}: no such file or bundled probe; {hint}bundled: {', '.join(bundled)}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise PropcheckError(f"{path}: not TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PropcheckError(f"{path}: not TOML: not UTF-8 text") from error
+    except OSError as error:
+        raise PropcheckError(f"{path}: {error.strerror}") from error
+
+
+def _apply(data: dict[str, Any], override: Override) -> None:
+    *sections, key = override.key.split(".")
+    table = data
+    for depth, name in enumerate(sections):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise PropcheckError(f"{override.origin}: {'.'.join(sections[: depth + 1])} is a value, not a table")
+    path_given = sections == ["inputs"] and key in _PATHS and isinstance(override.value, str)
+    table[key] = str(Path(override.value).absolute()) if path_given else override.value
+
+
+def _validate(document: str) -> Probe:
+    # Strict, so that "64" is no number and true no integer; from JSON, in which a list may stand for a tuple.
+    return Probe.model_validate_json(document, strict=True)
+
+
+def _origin(where: tuple[str, ...], overrides: Sequence[Override], as_written: str) -> str | None:
+    """Name the overrides at fault, if they are: the one that gave the key, or, where the file alone is right, all near it."""
+    keys = [tuple(override.key.split(".")) for override in overrides]
+    for key, override in zip(reversed(keys), reversed(overrides), strict=True):
+        if where and key == where[: len(key)]:
+            return override.origin
+    try:
+        _validate(as_written)
+    except ValidationError:
+        return None
+    inside = [override for key, override in zip(keys, overrides, strict=True) if key[: len(where)] == where]
+    return " ".join(override.origin for override in inside or overrides)

@@ -1,0 +1,152 @@
+"""Rules: each reads a run's records and says where they break it.
+
+Rules judge; they neither render nor know how the run was made.
+"""
+
+from __future__ import annotations
+
+import difflib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from propcheck import depth
+from propcheck.errors import PropcheckError
+from propcheck.records import Finding, Run, Severity
+from propcheck.rules import backward, forward, jumps, precision
+from propcheck.rules.rule import Hit, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+__all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
+
+ALL: tuple[Rule, ...] = tuple(
+    sorted((*forward.RULES, *jumps.RULES, *precision.RULES, *backward.RULES), key=lambda rule: rule.id)
+)
+
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+class RuleSetting(Protocol):
+    """What a probe may change of a rule; ``None`` keeps the default."""
+
+    @property
+    def threshold(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def severity(self) -> Severity | None: ...  # noqa: D102
+
+
+def find(name: str) -> Rule:
+    """Find a rule by its id or its name.
+
+    Raises
+    ------
+    PropcheckError
+        There is none; the message names the nearest.
+    """
+    for rule in ALL:
+        if name.lower() in (rule.id.lower(), rule.name):
+            return rule
+    names = [text for rule in ALL for text in (rule.id, rule.name)]
+    near = difflib.get_close_matches(name.upper() if name[:2].upper() == "PC" else name.lower(), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(rule.id for rule in ALL)}"
+    raise PropcheckError(f"unknown rule {name}{hint}")
+
+
+def judge(
+    run: Run,
+    settings: Mapping[str, RuleSetting] = MappingProxyType({}),
+    select: Collection[str] = (),
+    ignore: Collection[str] = (),
+) -> tuple[Finding, ...]:
+    """Judge a run by the rules.
+
+    Parameters
+    ----------
+    run
+        The run; its own ``findings`` are not looked at.
+    settings
+        Threshold and severity by rule id. A severity given here holds for every finding of the rule.
+    select
+        Ids or names of the only rules to judge by; empty means all.
+    ignore
+        Ids or names of rules to leave out.
+
+    Returns
+    -------
+    tuple of Finding
+        Errors first, then by rule and site. With several seeds each message ends with how many of them show the finding.
+
+    Raises
+    ------
+    PropcheckError
+        An id is unknown.
+    """
+    changes = {find(name).id: setting for name, setting in settings.items()}
+    selected = {find(name).id for name in select} or {rule.id for rule in ALL}
+    selected -= {find(name).id for name in ignore}
+    limits = {rule.id: rule.threshold for rule in ALL}
+    limits |= {id_: change.threshold for id_, change in changes.items() if change.threshold is not None}
+    rules = [rule for rule in ALL if rule.id in selected]
+
+    whole = depth.profile(run)
+    single = [depth.profile(run, seed) for seed in sorted({record.seed for record in run.sites})]
+    hits = {rule.id: _hits(rule, run, whole, single, limits[rule.id]) for rule in rules}
+    findings: list[tuple[int, str, int, Finding]] = []
+    for rule in rules:
+        change = changes.get(rule.id)
+        for hit, note in hits[rule.id]:
+            leaders = hits.get(rule.yields_to, []) if rule.yields_to else []
+            if any(set(hit.sites) <= set(leader.sites) for leader, _ in leaders):
+                continue
+            severity = (change and change.severity) or hit.severity or rule.severity
+            finding = Finding(
+                rule=rule.id,
+                name=rule.name,
+                severity=severity,
+                site=hit.place,
+                metric=hit.metric,
+                value=hit.value,
+                expected=hit.expected,
+                message=hit.message + note,
+                remedy=hit.remedy or rule.remedy,
+            )
+            findings.append((_ORDER[severity], rule.id, min(hit.sites, default=-1), finding))
+    findings.sort(key=lambda item: item[:3])
+    return tuple(item[3] for item in findings)
+
+
+def _hits(rule: Rule, run: Run, whole: depth.Profile, single: list[depth.Profile], limit: float) -> list[tuple[Hit, str]]:
+    """Judge, and write behind each hit how many seeds show it."""
+    if len(single) < 2:
+        return [(hit, "") for hit in rule.check(whole, run, limit)]
+    each = [rule.check(curve, run, limit) for curve in single]
+    hits = next((found for found in each if found), []) if rule.pool == "any" else rule.check(whole, run, limit)
+    pairs = []
+    for hit in hits:
+        agreeing = sum(any(set(hit.sites) & set(other.sites) for other in found) for found in each)
+        pairs.append((hit, f" Seen in {agreeing} of {len(single)} seeds."))
+    return pairs
+
+
+def explain(name: str) -> str:
+    """Explain a rule: what it sees, why it matters, how its threshold was chosen, what to do.
+
+    Raises
+    ------
+    PropcheckError
+        There is no such rule; the message names the nearest.
+    """
+    return find(name).explain()
+
+
+def markdown() -> str:
+    """Render ``docs/rules.md``."""
+    head = (
+        "# Rules\n\nGenerated from `propcheck/rules/` by `python docs/generate.py`; do not edit.\n\n`error` means that the "
+        "model will not train, or does not compute what it says; `warning`, that published evidence ties what was seen to "
+        "instability or waste; `note`, that it is worth knowing. `--select`, `--ignore` and a probe's `[rules.PC204]` "
+        "tables (keys `threshold`, `severity`) change what is judged and how."
+    )
+    return "\n\n".join([head, *(rule.explain() for rule in ALL)]) + "\n"

@@ -1,0 +1,252 @@
+"""The gradient over the depth: PC301, PC302, PC305."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+from propcheck.depth import Profile, compounding, gradient_steps, safe_exp
+from propcheck.records import Place, Run, SiteRecord
+from propcheck.rules.forward import first_nonfinite, kept_blocks
+from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.theory import NORM_ON_STREAM, expected_gradient_step
+from propcheck.wording import count, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# In the order in which the backward pass makes them.
+_BACKWARD = ("grad_sum_norm", "grad_update_norm", "param_grad_norm", "grad_stream_norm")
+
+
+def _exploding(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
+    units = len(curve.units)
+    steps = gradient_steps(curve)
+    # A block's step is compared with what its own forward pass predicts, so the excess is what is judged and trimmed.
+    excess = {j: step - expected_gradient_step(curve.units[j], j) for j, step in steps.items() if j}
+    trend = compounding(excess, units, rising=True)
+    if trend is None or not trend.compounded > limit:
+        return []
+    measured = statistics.fmean(steps[j] for j in trend.kept)
+    expected = statistics.fmean(steps[j] - excess[j] for j in trend.kept)
+    worst = curve.units[max(trend.kept, key=lambda j: excess[j])][0]
+    law = (
+        "a norm after each addition should keep it near x1"
+        if any(record.placement in NORM_ON_STREAM for record in curve.sites)
+        else "additive growth of the stream"
+    )
+    predicted = (
+        f"; {law}."
+        if expected == 0
+        else f"; {law} explains at most x{number(safe_exp(expected))} a {curve.noun}, x{number(safe_exp(expected * units))} in all."
+    )
+    return [
+        Hit(
+            sites=tuple(record.site for j in trend.kept for record in curve.units[j]),
+            place=place_of(worst),
+            metric=f"grad_stream_norm factor a {curve.noun}, backward",
+            value=safe_exp(measured),
+            expected=safe_exp(expected),
+            message=f"The gradient grows x{number(safe_exp(measured))} a {curve.noun} on its way back over "
+            f"{kept_blocks(curve, trend)}, which compounds to x{number(safe_exp(measured * units))} over "
+            f"{count(units, curve.noun)}{predicted}",
+            severity="error" if safe_exp(measured * units) > limit**2 else "warning",
+        )
+    ]
+
+
+def _vanishing(curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    cut = _cut_off(curve, run)
+    if cut is not None:
+        return [cut]
+    steps, units = gradient_steps(curve), len(curve.units)
+    trend = compounding(steps, units, rising=False)
+    if trend is None or not trend.compounded < 1 / limit:
+        return []
+    worst = curve.units[min(trend.kept, key=lambda j: steps[j])][0]
+    return [
+        Hit(
+            sites=tuple(record.site for j in trend.kept for record in curve.units[j]),
+            place=place_of(worst),
+            metric=f"grad_stream_norm factor a {curve.noun}, backward",
+            value=trend.factor,
+            expected=1.0,
+            message=f"The gradient shrinks x{number(trend.factor)} a {curve.noun} on its way back over "
+            f"{kept_blocks(curve, trend)}, which compounds to x{number(trend.compounded)} over {count(units, curve.noun)}; "
+            "the residual path alone would keep it at x1 or above.",
+            severity="error" if trend.compounded < 1 / limit**2 else "warning",
+        )
+    ]
+
+
+def _cut_off(curve: Profile, run: Run) -> Hit | None:
+    """Find the place from which on every gradient toward the input is exactly zero."""
+    observed = [record for record in curve.sites if record.grad_stream_norm is not None]
+    zero: list[SiteRecord] = []
+    for record in observed:
+        if record.grad_stream_norm != 0:
+            break
+        zero.append(record)
+    if not zero:
+        return None
+    last, sites = zero[-1], tuple(record.site for record in zero)
+    if len(zero) < len(observed) or (last.grad_sum_norm is not None and last.grad_sum_norm > 0):
+        more = f", so {count(len(zero), 'site')} get none" if len(zero) > 1 else ""
+        return Hit(
+            sites=sites,
+            place=place_of(last),
+            metric="grad_stream_norm",
+            value=0.0,
+            expected="above 0",
+            message=f"No gradient passes {in_words(last)} toward the input{more}: it is exactly zero there, and not after it.",
+            severity="error",
+        )
+    head = next(
+        (p for p in run.parameters if p.absmax == 0 and p.grad_state == "norm" and p.block is None and len(p.shape) > 1), None
+    )
+    if head is not None:
+        return Hit(
+            sites=sites,
+            place=Place(parameter=head.name),
+            metric="grad_stream_norm",
+            value=0.0,
+            expected="above 0 after the first step",
+            message=f"No gradient reaches any of the {count(len(zero), 'site')}, because {head.name} is zero at the start "
+            "and passes none; it has a gradient of its own, so the first step ends this. The backward pass of this scan "
+            "says nothing else.",
+            severity="note",
+            remedy="Nothing, if the zero is meant; to see the gradients of the blocks, scan once with another init of it.",
+        )
+    return Hit(
+        sites=sites,
+        place=place_of(last),
+        metric="grad_stream_norm",
+        value=0.0,
+        expected="above 0",
+        message=f"No gradient of the loss enters the stack: it is exactly zero at the last observed site, {in_words(last)}, "
+        "and at all before it.",
+        severity="error",
+        remedy="Look behind the last block: a detached output, a head or norm that is zero and frozen, a loss that does not "
+        "depend on the logits, or an underflow (scale the loss in fp16).",
+    )
+
+
+def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
+    if first_nonfinite(curve) is not None:
+        return []  # PC209 names the cause and counts these
+    bad = [record for record in curve.sites if _bad_gradient(record)]
+    if not bad:
+        parameters = [p for p in run.parameters if p.grad_state == "nonfinite"]
+        return [_nonfinite_parameter(parameters[0].name, len(parameters))] if parameters else []
+    first = bad[-1]  # the backward pass comes from the end
+    metric = _bad_gradient(first) or ""
+    value = getattr(first, metric)
+    loss = run.loss.value
+    if loss is not None and not math.isfinite(loss):
+        origin = f"the loss itself is {number(loss)} although every sum is finite, so it starts behind the last block"
+    elif metric == "grad_sum_norm" and first is curve.sites[-1]:
+        origin = "it is so already when it leaves head and loss, although the loss is finite"
+    elif metric == "grad_sum_norm":
+        origin = "every gradient later in the forward order is finite"
+    else:
+        origin = "the gradient that reaches this sublayer is finite, so its own backward makes it"
+    more = (
+        f" It is also so at {count(len(bad) - 1, 'earlier site')}, which the gradient reaches after it." if len(bad) > 1 else ""
+    )
+    return [
+        Hit(
+            sites=tuple(record.site for record in bad),
+            place=place_of(first),
+            metric=metric,
+            value=value,
+            expected="finite",
+            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}.{more}",
+        )
+    ]
+
+
+def _bad_gradient(record: SiteRecord) -> str | None:
+    """Name the first gradient of a site, in backward order, that is NaN or infinite."""
+    values = ((name, getattr(record, name)) for name in _BACKWARD)
+    return next((name for name, value in values if value is not None and not math.isfinite(value)), None)
+
+
+def _nonfinite_parameter(name: str, amount: int) -> Hit:
+    more = f", and {count(amount - 1, 'more parameter')}" if amount > 1 else ""
+    return Hit(
+        sites=(),
+        place=Place(parameter=name),
+        metric="grad_state",
+        value="nonfinite",
+        expected="finite",
+        message=f"The gradient of {name}{more} is NaN or infinite, although that of the stream is finite at every site.",
+    )
+
+
+EXPLODING = Rule(
+    id="PC301",
+    name="exploding-gradient",
+    severity="error",
+    threshold=10.0,
+    unit="factor over the whole depth beyond what the forward pass explains; an error where the growth itself is above its "
+    "square",
+    sees="A gradient that every block multiplies on its way back.",
+    why="The first blocks then get gradients of another order than the last ones: clipping, which goes by the total, "
+    "silences all but them, and a step that suits one end of the network destroys the other. In half precision they "
+    "overflow.",
+    formula="Step of a block: ln(grad_stream_norm before it / before the next), less the step that the forward pass "
+    "predicts: 1/2 ln(1 + (b/f) update_ratio^2) summed over its sites, at most (b/f)/2 ln((l+1)/l) at depth l, and 0 where "
+    "a norm follows each addition. b/f is 2.07 for mlp and moe, 3 for attention, 5 for linear attention and state-space "
+    "mixers. r = e^mean over the blocks after the first quarter, without the largest tenth. Broken when r^blocks > "
+    "threshold. Pre-norm growth toward the input like 1/sqrt(l) or 1/l is therefore silent, and so is the jump that a small "
+    "embedding gives.",
+    basis="The prediction from the forward pass met measured gradients within a factor of 2 over the whole depth; 10 leaves "
+    "room for sublayers whose b/f is not known. No published cut-off was found: the number is this tool's own.",
+    source="Backward recurrence derived from Xiong 2020, arXiv 2002.04745; b/f computed for each activation; google/maxtext "
+    "issue 614 (gradients growing x100 a layer: 12 layers train, 17 give NaN).",
+    remedy="Put the norm on the branch (pre-norm) or scale the branch by 1/sqrt(2 x blocks); with post-norm use DeepNorm's "
+    "scales; look for a gain above 1 on the residual path.",
+    check=_exploding,
+)
+
+VANISHING = Rule(
+    id="PC302",
+    name="vanishing-gradient",
+    severity="error",
+    threshold=10.0,
+    unit="factor by which the gradient's decay compounds over the depth; an error above its square, a warning up to there",
+    sees="A gradient that every block shrinks on its way back, or that is exactly zero from some place on toward the input.",
+    why="The first blocks do not learn: their gradients fall below what the optimiser's epsilon and the dtype can tell from "
+    "zero.",
+    formula="r = geometric mean of grad_stream_norm(block) / grad_stream_norm(block after), over the blocks after the first "
+    "quarter, without the smallest tenth. Broken when r^blocks < 1 / threshold, or when the gradient is exactly zero at "
+    "every site up to one place. A head that is zero at the start and has a gradient of its own gives a note, since the "
+    "first step ends it.",
+    basis="Pre-norm cannot shrink a gradient (the factor is 1 + b/S); post-norm was measured at 0.61 over 48 layers. 10 is "
+    "outside both, and 0.9^64 = 0.0012 is far outside. No published cut-off was found: the number is this tool's own.",
+    source="Xiong 2020, arXiv 2002.04745, Theorem 1; Hanin and Rolnick 2018, arXiv 1803.01719.",
+    remedy="Look for a factor below 1 on the residual path, a residual that is missing, or a detach; in fp16 scale the loss.",
+    check=_vanishing,
+)
+
+NONFINITE_GRADIENT = Rule(
+    id="PC305",
+    name="non-finite-gradient",
+    severity="error",
+    threshold=0.0,
+    unit="NaN or infinite gradients; this rule always judges at 0",
+    sees="NaN or infinity in the gradients while the forward pass is finite.",
+    why="The first optimiser step writes it into the weights.",
+    formula="Any of grad_sum_norm, grad_update_norm, param_grad_norm, grad_stream_norm is NaN or infinite, or a parameter's "
+    "grad_state is nonfinite. The last site in forward order, which the backward pass meets first, is reported. Where the "
+    "forward pass is not finite either, PC209 reports both.",
+    basis="Arithmetic: no number of them is acceptable.",
+    source="IEEE 754: NaN and infinity propagate through sums and products.",
+    remedy="Look at the backward of the sublayer named: a square root or norm at 0, log or division at 0, a masked softmax, "
+    "or an overflow of the dtype.",
+    check=_nonfinite_gradient,
+    pool="any",
+)
+
+RULES = (EXPLODING, VANISHING, NONFINITE_GRADIENT)

@@ -1,0 +1,178 @@
+"""A whole scan: probe in, run out."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from propcheck import __version__
+from propcheck.build.random import Workers
+from propcheck.engine.execute import Pass, execute, free_memory, peak_rss_bytes
+from propcheck.errors import PropcheckError
+from propcheck.observe.rows import site_records
+from propcheck.probe import config_hash
+from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
+from propcheck.targets.decoder import decoder_target
+
+if TYPE_CHECKING:
+    from propcheck.probe import Probe
+    from propcheck.progress import Progress
+    from propcheck.records import SiteRecord, Sublayer
+
+
+def scan(
+    probe: Probe, *, target: str, progress: Progress | None = None, command: str | None = None, threads: int | None = None
+) -> Run:
+    """Build the model of ``probe``, run it forward and backward once for each seed, and return all that was seen.
+
+    Parameters
+    ----------
+    probe
+        What to scan.
+    target
+        How the user named it.
+    progress
+        Told how far the scan is.
+    command
+        The command line, kept in the run.
+    threads
+        For torch and for filling weights; by default as many as torch takes.
+
+    Returns
+    -------
+    Run
+        Without findings and without a path.
+
+    Raises
+    ------
+    PropcheckError
+        If the device is missing or the inputs cannot be read.
+    """
+    started = time.perf_counter()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = _device(probe.scan.device)
+    memory = probe.scan.memory_bytes
+    seeds = probe.scan.seeds
+    passes: list[Pass] = []
+    rows: list[SiteRecord] = []
+    if progress is not None:
+        progress.start(float(len(seeds)))
+    try:
+        with Workers(torch.get_num_threads()) as workers:
+            for index, seed in enumerate(seeds):
+
+                def report(phase: str, block: int | None, blocks: int, done: float, index: int = index) -> None:
+                    if progress is not None:
+                        progress.update(phase, block, blocks, index + done)
+
+                one = execute(
+                    decoder_target(probe), seed, memory=memory, device=device, workers=workers, progress=report
+                )
+                rows += site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
+                passes.append(one)
+    finally:
+        if progress is not None:
+            progress.stop()
+    first = passes[0]
+    own = [row for row in rows if row.seed == seeds[0]]
+    return Run(
+        path=None,
+        target=target,
+        model=_model_info(first, own),
+        precision=probe.precision.preset,
+        inputs=InputInfo(probe.inputs.batch, probe.inputs.tokens, probe.inputs.source),
+        seeds=tuple(seeds),
+        engine=EngineInfo(
+            mode=first.mode,
+            wall_seconds=time.perf_counter() - started,
+            peak_rss_bytes=peak_rss_bytes(),
+            threads=torch.get_num_threads(),
+            device=str(device),
+            memory_budget_bytes=memory or free_memory(),
+        ),
+        versions={
+            "propcheck": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        loss=LossInfo(sum(one.loss for one in passes) / len(passes), decoder_target(probe).uniform_loss),
+        config_hash=config_hash(probe),
+        command=command,
+        sites=tuple(rows),
+        parameters=_parameters(first),
+    )
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise PropcheckError(f"scan.device = {name!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use cpu")
+    return device
+
+
+def _model_info(one: Pass, rows: list[SiteRecord]) -> ModelInfo:
+    kinds = list(dict.fromkeys(row.placement for row in rows if row.placement is not None))
+    return ModelInfo(
+        class_name=one.class_name,
+        parameters=sum(_numel(entry.shape) for entry in one.entries if entry.kind == "parameter"),
+        blocks=one.blocks,
+        sites=len(rows),
+        width=one.sites[0].shape[-1] if one.sites else 0,
+        placement=kinds[0] if len(kinds) == 1 else "mixed" if kinds else "none",
+    )
+
+
+def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
+    """Return the rows of ``parameters.parquet``: those of the first seed."""
+    sublayers: dict[str, Sublayer] = {}
+    for site in one.sites:
+        for name in site.branch.parameters:
+            sublayers.setdefault(name, site.branch.sublayer())
+    records = []
+    for entry in one.entries:
+        counted = one.census.get(entry.name)
+        gradient = one.gradients.get(entry.name)
+        records.append(
+            ParameterRecord(
+                name=" = ".join(entry.names),
+                role=one.roles.get(entry.name),
+                block=one.block_of.get(entry.name),
+                sublayer=sublayers.get(entry.name),
+                kind="buffer" if entry.kind == "buffer" else "parameter",
+                shape=entry.shape,
+                dtype=str(entry.dtype).removeprefix("torch."),
+                numel=_numel(entry.shape),
+                init_calls=one.init_calls[entry.name],
+                mean=counted and counted.mean,
+                std=counted and counted.std,
+                absmax=counted and counted.absmax,
+                zeros=counted and counted.zeros,
+                nonfinite=counted and counted.nonfinite,
+                duplicate_rows=counted and counted.duplicate_rows,
+                requires_grad=entry.requires_grad,
+                grad_state=_grad_state(gradient) if entry.kind == "parameter" else None,
+                grad_norm=gradient,
+            )
+        )
+    return tuple(records)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _grad_state(norm: float | None) -> GradState:
+    if norm is None:
+        return "none"
+    if norm != norm or norm == float("inf"):  # noqa: PLR0124 - NaN
+        return "nonfinite"
+    return "norm" if norm else "zero"

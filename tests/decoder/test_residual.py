@@ -1,0 +1,131 @@
+"""Each placement and each scale against its equation, written out here, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from propcheck.decoder.config import DecoderConfig
+from propcheck.decoder.model import Decoder
+from propcheck.decoder.residual import Update, deepnorm_alpha, deepnorm_beta
+
+PLACEMENTS = ["pre", "post", "sandwich", "reordered", "deepnorm", "none"]
+SCALES = ["plain", "rezero", "layerscale", "depth"]
+
+
+def tiny(placement="pre", scale="plain", **residual):
+    """A decoder of two blocks with random gains and scales, in float64."""
+    config = DecoderConfig.model_validate(
+        {
+            "model": {
+                "layers": 2,
+                "width": 12,
+                "vocabulary": 11,
+                "attention": {"heads": 3},
+                "ffn": {"width": 10},
+                "norm": {"eps": 1e-3},
+            },
+            "residual": {"placement": placement, "scale": scale, **residual},
+        }
+    )
+    torch.manual_seed(0)
+    model = Decoder(config).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def rms(x, weight):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+
+
+def by_hand(model, ids, placement, scale):
+    x = model.embedding.weight[ids]
+    for block in model.blocks:
+        for F, name in ((block.mixer, "mixer"), (block.ffn, "ffn")):
+            modules = dict(block.named_modules())
+
+            def N(y, which=f"{name}_norm", modules=modules):
+                return rms(y, modules[which].weight)
+
+            def M(y, which=f"{name}_output_norm", modules=modules):
+                return rms(y, modules[which].weight)
+
+            learned = modules[f"{name}_update"].scale
+            s = {"plain": 1.0, "depth": 0.5, "rezero": learned, "layerscale": learned}[scale]  # depth: (2 * 2)^(-1/2)
+            if placement == "pre":
+                x = x + s * F(N(x))
+            elif placement == "post":
+                x = N(x + s * F(x))
+            elif placement == "sandwich":
+                x = x + s * M(F(N(x)))
+            elif placement == "reordered":
+                x = x + s * N(F(x))
+            elif placement == "deepnorm":
+                x = N(math.sqrt(2.0) * x + s * F(x))  # (2 * 2)^(1/4)
+            else:
+                x = x + s * F(x)
+    if placement in ("pre", "sandwich", "reordered"):
+        x = rms(x, model.final_norm.weight)
+    else:
+        assert model.final_norm is None
+    return x @ model.head.weight.T
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_logits_follow_the_equation(placement, scale):
+    model = tiny(placement, scale)
+    ids = torch.randint(11, (2, 5))
+    torch.testing.assert_close(model(ids), by_hand(model, ids, placement, scale), rtol=1e-12, atol=1e-12)
+
+
+def test_complete_p_divides_by_the_number_of_sublayers():
+    update = Update(3, 2, tiny("pre", "depth", depth_power=1.0).config.residual, 0.0)
+    assert update(torch.ones(1, 1, 3)).tolist() == [[[0.25, 0.25, 0.25]]]
+
+
+def test_first_values_of_the_learned_scales():
+    config = tiny("pre", "layerscale", layerscale=1e-4).config.residual
+    assert torch.equal(Update(3, 2, config, 0.0).scale, torch.full((3,), 1e-4))
+    config = tiny("pre", "rezero").config.residual
+    assert Update(3, 2, config, 0.0).scale.tolist() == [0.0]
+
+
+def test_deepnorm_constants_of_64_layers_are_the_published_ones():
+    assert deepnorm_alpha(64) == pytest.approx(3.3636, abs=5e-5)
+    assert deepnorm_beta(64) == pytest.approx(0.2102, abs=5e-5)
+
+
+def test_the_embedding_norm_comes_before_the_first_block():
+    model = tiny("none", embedding_norm=True)
+    ids = torch.randint(11, (1, 4))
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(ids)
+    torch.testing.assert_close(seen[0], rms(model.embedding.weight[ids], model.embedding_norm.weight))
+
+
+class Additions(TorchFunctionMode):
+    """Counts additions of two tensors of the stream's shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        names = {"add", "__add__", "__radd__"}
+        if getattr(func, "__name__", "") in names and all(getattr(x, "shape", None) == self.shape for x in args[:2]):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_site_is_one_plain_addition(placement, scale):
+    model = tiny(placement, scale)
+    with Additions((2, 5, 12)) as additions:
+        model(torch.randint(11, (2, 5)))
+    assert additions.count == 4

@@ -1,0 +1,43 @@
+"""The pages made from code are fresh, and everything that a user can type has help."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from propcheck.cli import app
+from propcheck.keys import tables
+from propcheck.probe import Probe
+from propcheck.settings import ToolSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def commands():
+    group = typer.main.get_command(app)
+    return [("propcheck", group), *group.commands.items()]
+
+
+@pytest.mark.parametrize("name", ["cli.md", "probe-keys.md"])
+def test_a_generated_page_is_fresh(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = runpy.run_path(str(DOCS / "reference.py"))["pages"]()
+    assert (DOCS / name).read_text(encoding="utf-8") == pages[name], "run `make docs`"
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_every_command_and_option_has_help(name, command):
+    assert command.help, name
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+@pytest.mark.parametrize("schema", [Probe, ToolSettings])
+def test_every_key_has_a_description(schema):
+    for table in tables(schema):
+        assert table.description or not table.name, table.name
+        for key in table.keys:
+            assert key.description.endswith("."), key.name
