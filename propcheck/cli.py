@@ -134,7 +134,7 @@ def scan(
             write_plots(run, directory)
     except OSError as error:
         raise PropcheckError(f"{directory}: {error.strerror or error}") from error
-    if not quiet:
+    if not quiet and output_format == "json":  # the table says it itself
         print(f"propcheck: wrote {directory}", file=sys.stderr)
     _write(_rendered(run, output_format, detail or settings.detail))
     raise typer.Exit(_status(run, fail_level or settings.fail_level))
@@ -230,7 +230,7 @@ def _check_writable(directory: Path) -> None:
         raise PropcheckError(f"{directory}: no permission to write in {existing}")
 
 
-def _rendered(run: Run, output_format: str, detail: str) -> str:
+def _rendered(run: Run, output_format: str, detail: Literal["block", "site"]) -> str:
     if output_format == "json":
         from propcheck.report.formats import to_json
 

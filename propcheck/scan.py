@@ -70,9 +70,7 @@ def scan(
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
-                one = execute(
-                    decoder_target(probe), seed, memory=memory, device=device, workers=workers, progress=report
-                )
+                one = execute(decoder_target(probe), seed, memory=memory, device=device, workers=workers, progress=report)
                 rows += site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
                 passes.append(one)
     finally:

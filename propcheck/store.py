@@ -32,7 +32,6 @@ _ARROW_TYPES = {
     "bool": pa.bool_(),
     "tuple[int, ...]": pa.list_(pa.int64()),
 }
-_REQUIRED = {"seed", "site", "sublayer", "name", "kind", "shape", "dtype", "numel", "requires_grad"}
 
 
 def _schema(record: type[SiteRecord | ParameterRecord], descriptions: Any) -> pa.Schema:
@@ -42,7 +41,7 @@ def _schema(record: type[SiteRecord | ParameterRecord], descriptions: Any) -> pa
             pa.field(
                 f.name,
                 _ARROW_TYPES.get(str(f.type), pa.string()),
-                nullable=f.name not in _REQUIRED,
+                nullable="None" in str(f.type),
                 metadata={"description": descriptions[f.name]},
             )
             for f in dataclasses.fields(record)

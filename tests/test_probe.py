@@ -95,7 +95,7 @@ def test_tiny_keeps_the_pattern_of_the_full_model():
 def test_a_bundled_probe_is_named_after_its_file_and_described(name):
     probe = load_probe(name)
     assert probe.name == name
-    assert 0 < len(probe.description) <= 60
+    assert 0 < len(probe.description) <= 58
 
 
 def test_an_empty_file_is_all_defaults_and_named_after_itself(probe_file):

@@ -65,7 +65,12 @@ def generator_for(*key: object) -> torch.Generator:
 
 
 def fill_in_chunks(
-    tensor: Tensor, draw: Callable[[Tensor, torch.Generator], object], key: tuple[object, ...], workers: Workers, *, through_fp32: bool
+    tensor: Tensor,
+    draw: Callable[[Tensor, torch.Generator], object],
+    key: tuple[object, ...],
+    workers: Workers,
+    *,
+    through_fp32: bool,
 ) -> None:
     """Fill ``tensor`` in place with ``draw(chunk, generator)``.
 

@@ -105,11 +105,15 @@ class Recorder(TorchDispatchMode):
         known = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))  # noqa: SLF001
         return known[1]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        recorded_args, recorded_kwargs = tree_map(lambda leaf: self.ref(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        recorded_args, recorded_kwargs = tree_map(
+            lambda leaf: self.ref(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+        )
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
         written = _written(func, args, kwargs)
@@ -120,7 +124,12 @@ class Recorder(TorchDispatchMode):
             recorded_kwargs = {**recorded_kwargs, "dtype": outputs[0].dtype} if outputs else recorded_kwargs
         self.log.append(
             Operation(
-                func, tuple(recorded_args), recorded_kwargs, tuple(map(self.ref, outputs)), tuple(map(self.ref, written)), overwrites
+                func,
+                tuple(recorded_args),
+                recorded_kwargs,
+                tuple(map(self.ref, outputs)),
+                tuple(map(self.ref, written)),
+                overwrites,
             )
         )
         return result
@@ -245,4 +254,3 @@ def _recordable_init() -> Iterator[None]:
         yield
     finally:
         nn.init._no_grad_trunc_normal_, nn.Module._apply = saved_init, saved_apply  # type: ignore[attr-defined,method-assign]  # noqa: SLF001
-

@@ -132,7 +132,7 @@ class Replay:
             value = self._recording.constants[entry.ref.tensor]
         if out is not None and value.data_ptr() != out.data_ptr():
             value = out.view(entry.shape).copy_(value)
-        elif value.untyped_storage().nbytes() > value.numel() * value.element_size():
+        elif out is None and value.untyped_storage().nbytes() > value.numel() * value.element_size():
             value = value.clone()  # do not hold on to a larger storage
         return value
 
@@ -214,7 +214,9 @@ def _readable(operation: Operation) -> str:
     return f"{operation.name}({', '.join(shown)})"
 
 
-def _chunked_draw(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor, torch.Generator], object] | None:
+def _chunked_draw(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Tensor, torch.Generator], object] | None:
     """Return how to draw one chunk of a call whose elements are independent, None for other calls."""
 
     def value(position: int, keyword: str, default: float) -> float:
@@ -230,5 +232,3 @@ def _chunked_draw(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         bounds = value(1, "mean", 0.0), value(2, "std", 1.0), value(3, "a", -2.0), value(4, "b", 2.0)
         return lambda chunk, generator: truncated_normal_(chunk, *bounds, generator)
     return None
-
-

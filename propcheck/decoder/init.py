@@ -28,8 +28,7 @@ def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> f
 
     normal: std · gpt2: std, residual projections std / sqrt(2N) (GPT-2; as megatron) · xavier: sqrt(2 / (fan_in + fan_out))
     (Glorot & Bengio 2010) · he: sqrt(2 / fan_in) (arXiv 1502.01852) · fan-in: 1 / sqrt(fan_in) (LeCun 1998) ·
-    small: sqrt(2 / (5 width)) (arXiv 1910.05895), residual projections / sqrt(2N) (GPT-NeoX, arXiv 2204.06745, uses a like
-    one). N is the number of layers.
+    small: sqrt(2 / (5 width)) (arXiv 1910.05895), residual projections / sqrt(2N). N is the number of layers.
 
     Parameters
     ----------

@@ -69,9 +69,7 @@ class Call:
         self.in_memory = False
         self.graph: tuple[list[Tensor | None], list[Tensor]] | None = None  # inputs and outputs of the kept graph
         device = next((leaf.device.type for leaf in self.inputs), "cpu")
-        self.autocast = (
-            (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-        )
+        self.autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
         self.output_spec: Any = None
         self.output_leaves: list[Any] = []
 

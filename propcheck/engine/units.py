@@ -43,9 +43,7 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
         kind, count = kinds.most_common(1)[0]
         if 2 * count <= len(module):
             continue
-        size = sum(
-            parameter.numel() for child in module.children() if type(child) is kind for parameter in child.parameters()
-        )
+        size = sum(parameter.numel() for child in module.children() if type(child) is kind for parameter in child.parameters())
         if size and (best is None or size > best[0]):
             best = (size, path, module)
     if best is None:

@@ -45,7 +45,18 @@ _SAME_VALUES = {
     "expand_as", "flatten", "unflatten", "unsqueeze", "squeeze", "requires_grad_",
 }  # fmt: skip
 # Results that carry no signal.
-_SILENT = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_empty", "new_ones", "new_full"}
+_SILENT = {
+    "zeros_like",
+    "ones_like",
+    "empty_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_empty",
+    "new_ones",
+    "new_full",
+}
 
 
 @dataclass(slots=True)
@@ -132,7 +143,9 @@ class Follower(TorchFunctionMode):
 
     # ------------------------------------------------------------------ functions
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         name: str = getattr(func, "__name__", "")
         if name == "__get__" and not args:
@@ -186,7 +199,11 @@ class Follower(TorchFunctionMode):
         feature = "softmax" if name in _SOFTMAXES else "scanned" if name in _SCANS else "routed" if name in _ROUTERS else None
         if feature is not None and trace.kind == "branch" and feature not in trace.features:
             trace = replace(trace, features=trace.features | {feature})
-        if name in _SCALINGS and trace.kind == "stream" and any(isinstance(value, int | float) and value != 1 for value in args):
+        if (
+            name in _SCALINGS
+            and trace.kind == "stream"
+            and any(isinstance(value, int | float) and value != 1 for value in args)
+        ):
             trace = replace(trace, scaled=True)
         return trace
 
@@ -253,9 +270,7 @@ class Follower(TorchFunctionMode):
 
     # ------------------------------------------------------------------ sites
 
-    def _addition(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, update: Tensor
-    ) -> Tensor:
+    def _addition(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, update: Tensor) -> Tensor:
         """Measure one residual addition: before it happens, since it may be in place, and after."""
         of_stream, of_update = trace_of(stream), trace_of(update)
         assert of_stream is not None
@@ -278,9 +293,7 @@ class Follower(TorchFunctionMode):
             known = statistics.total
             self.norms_at_last_sum = self.norms
             self.sites.append(
-                Site(
-                    number, self.block, of_update, of_stream, tuple(result.shape), stream.dtype, update.dtype, statistics
-                )
+                Site(number, self.block, of_update, of_stream, tuple(result.shape), stream.dtype, update.dtype, statistics)
             )
         if self.differentiate:
             self._take_gradient(result, number, "sum")
@@ -341,8 +354,10 @@ def _residual(args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
 
 
 def _keeps_values(name: str, result: Tensor, operand: Tensor) -> bool:
-    return name in _SAME_VALUES and torch.promote_types(result.dtype, operand.dtype) == result.dtype and (
-        result.numel() == operand.numel()
+    return (
+        name in _SAME_VALUES
+        and torch.promote_types(result.dtype, operand.dtype) == result.dtype
+        and (result.numel() == operand.numel())
     )
 
 

@@ -104,11 +104,8 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
     for group in grouped(curve, flagged):
         first = group[0]
         exact = first.update_rms == 0
-        what = (
-            "adds exactly zero"
-            if exact
-            else f"adds an update of RMS {number(first.update_rms)}, negligible beside its siblings,"
-        )
+        weak = f"adds an update of RMS {number(first.update_rms)}, negligible beside its siblings,"
+        what = "adds exactly zero" if exact else weak
         gradient = (
             "gets no gradient" if first.param_grad_norm == 0 else f"gets a gradient of {number(first.param_grad_norm)} only"
         )
@@ -121,11 +118,8 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 metric="update_rms",
                 value=first.update_rms,
                 expected=median(alike),
-                message=f"The branch at {in_words(first)} {what} and {gradient} in its own parameters, although the gradient "
-                f"of the loss reaches its output: no step of training will revive it.{more}"
-                if exact
-                else f"The branch at {in_words(first)} {what} and {gradient} in its own parameters: it is dead for the start of "
-                f"training.{more}",
+                message=f"The branch at {in_words(first)} {what} and {gradient} in its own parameters, although the "
+                f"gradient of the loss reaches its output: the first step of training does not revive it.{more}",
                 severity="error" if exact else "warning",
             )
         )
@@ -237,8 +231,8 @@ DEAD_BRANCH = Rule(
     threshold=1e-3,
     unit="fraction of the siblings' median below which an update and its parameters' gradient are negligible",
     sees="A branch that adds nothing and whose own parameters get no gradient, although the loss gradient reaches its output.",
-    why="It costs time and memory, and training cannot bring it to life. A branch that starts at zero but has a gradient of "
-    "its own (zero-initialised output projection, ReZero, LayerScale, LoRA) is healthy and is not flagged.",
+    why="It costs time and memory, and a step of training does not bring it to life. A branch that starts at zero but has "
+    "a gradient of its own (zero-initialised output projection, ReZero, LayerScale, LoRA) is healthy and is not flagged.",
     formula="update_rms = 0 and param_grad_norm = 0 while grad_update_norm > 0: error. Or update_rms and param_grad_norm "
     "both below threshold x the median of the sites of the same kind: warning.",
     basis="Exact zeros need no threshold. For the rest a thousandth is far outside the spread of like branches at "

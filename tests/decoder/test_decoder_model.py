@@ -18,7 +18,8 @@ HYBRID = {
     "attention": {"heads": 4, "kv_heads": 2, "head_width": 16, "qk_norm": True, "gate": True, "rotary": 0.25},
     "deltanet": {"key_heads": 2, "value_heads": 4, "key_head_width": 8, "value_head_width": 8, "chunk": 16},
     "ffn": {"width": 48},
-    "norm": {"zero_centered": True},
+    # A large eps: the first tokens' q·k may be near zero, and the head norm would amplify its rounding without bound.
+    "norm": {"zero_centered": True, "eps": 1e-2},
 }
 GPT = {
     "layers": 3,
@@ -60,7 +61,7 @@ def error(a, b):
 @pytest.mark.parametrize("model", [HYBRID, GPT], ids=["hybrid", "gpt"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_follows_fp32(dtype, model, placement):
-    """Logits and gradients within a few roundings of those of the same weights in fp32 (eps: 2^-8 and 2^-11)."""
+    """Logits within 16 roundings (2^-8 and 2^-11), gradients within 64, of those of the same weights in fp32."""
     settings = config(model, residual={"placement": placement})
     half = build(settings, dtype)
     full = build(settings)
@@ -68,12 +69,12 @@ def test_half_precision_follows_fp32(dtype, model, placement):
     logits, truth = half(IDS), full(IDS)
     loss_of(logits).backward()
     loss_of(truth).backward()
-    limit = 0.1 if dtype == torch.bfloat16 else 0.02
+    rounding = torch.finfo(dtype).eps / 2
     assert logits.dtype == dtype
-    assert error(logits, truth) < limit
+    assert error(logits, truth) < 16 * rounding
     gradients = torch.cat([p.grad.flatten().double() for p in half.parameters()])
     assert gradients.isfinite().all()
-    assert error(gradients, torch.cat([p.grad.flatten() for p in full.parameters()])) < 2 * limit
+    assert error(gradients, torch.cat([p.grad.flatten() for p in full.parameters()])) < 64 * rounding
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "reordered", "deepnorm"])
@@ -92,8 +93,8 @@ def test_autocast_follows_fp32(model, placement):
     loss_of(logits).backward()
     assert logits.dtype == torch.bfloat16
     assert set(streams) == {torch.float32}
-    assert error(logits, truth) < 0.1
-    assert error(torch.cat([p.grad.flatten() for p in net.parameters()]), expected) < 0.2
+    assert error(logits, truth) < 16 * 2**-8
+    assert error(torch.cat([p.grad.flatten() for p in net.parameters()]), expected) < 64 * 2**-8
 
 
 def test_only_the_named_parameters_stay_in_fp32():
@@ -102,6 +103,12 @@ def test_only_the_named_parameters_stay_in_fp32():
         kept = name.split(".")[-1] in ("A_log", "dt_bias")
         assert parameter.dtype == (torch.float32 if kept else torch.bfloat16), name
     assert {p.dtype for p in build(config(HYBRID, keep_fp32=()), torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_a_scale_in_fp32_leaves_the_stream_in_bf16():
+    model = build(config(HYBRID, keep_fp32=("scale",), residual={"scale": "layerscale"}), torch.bfloat16)
+    assert model.blocks[0].ffn_update.scale.dtype == torch.float32
+    assert model.blocks[0](torch.zeros(1, 5, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_matrices_cannot_be_kept_in_fp32():

@@ -251,6 +251,25 @@ def test_the_equations_are_the_same_in_double_precision(make, tokens, monkeypatc
         torch.set_default_dtype(default)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-mixed"])
+@pytest.mark.parametrize("make", [qwen, llama, gpt2])
+def test_rounding_is_no_worse_than_that_of_transformers(make, precision):
+    """Distance of the logits to those in fp32: at most a tenth more than that of transformers in the same precision."""
+    theirs, ours = paired(make)
+    ids = torch.randint(97, (2, 100))
+    with torch.no_grad():
+        truth = ours(ids)
+        if precision == "bf16-mixed":
+            with torch.autocast("cpu", torch.bfloat16):
+                mine, reference = ours(ids), theirs(ids).logits
+        else:
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+            mine, reference = ours.to(dtype)(ids), theirs.to(dtype)(ids).logits
+    mine_off, reference_off = ((x.float() - truth).norm() / truth.norm() for x in (mine, reference))
+    print(f"ours {mine_off:.4f}, transformers {reference_off:.4f}")
+    assert mine_off <= 1.1 * reference_off
+
+
 def test_full_size_qwen_has_the_published_number_of_parameters():
     """Qwen3.8-27B, built on the meta device: 26.9 billion, the same as transformers and as the shapes multiplied out."""
     with torch.device("meta"):

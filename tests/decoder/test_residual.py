@@ -1,6 +1,7 @@
 """Each placement and each scale against its equation, written out here, in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -44,15 +45,11 @@ def rms(x, weight):
 def by_hand(model, ids, placement, scale):
     x = model.embedding.weight[ids]
     for block in model.blocks:
-        for F, name in ((block.mixer, "mixer"), (block.ffn, "ffn")):
-            modules = dict(block.named_modules())
-
-            def N(y, which=f"{name}_norm", modules=modules):
-                return rms(y, modules[which].weight)
-
-            def M(y, which=f"{name}_output_norm", modules=modules):
-                return rms(y, modules[which].weight)
-
+        modules = dict(block.named_modules())
+        for name in ("mixer", "ffn"):
+            F = modules[name]
+            N = partial(rms, weight=getattr(modules.get(f"{name}_norm"), "weight", None))
+            M = partial(rms, weight=getattr(modules.get(f"{name}_output_norm"), "weight", None))
             learned = modules[f"{name}_update"].scale
             s = {"plain": 1.0, "depth": 0.5, "rezero": learned, "layerscale": learned}[scale]  # depth: (2 * 2)^(-1/2)
             if placement == "pre":

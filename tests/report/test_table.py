@@ -1,0 +1,132 @@
+"""The table: complete numbers at any width, and a summary whose figures can be checked by hand."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+from rich.console import Console
+from synthetic import additive, factors, qwen, run_of
+
+from propcheck import depth, rules
+from propcheck.report.table import print_run, summary_lines
+from propcheck.wording import count, number, places
+
+
+def text_of(run, width=80, detail="block", **options):
+    stream = io.StringIO()
+    print_run(run, Console(file=stream, width=width, **options), detail=detail)
+    return stream.getvalue()
+
+
+def judged(run):
+    return dataclasses.replace(run, findings=rules.judge(run))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+@pytest.mark.parametrize("detail", ["block", "site"])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(width, detail):
+    text = text_of(judged(run_of(qwen(), path="reports/q")), width, detail)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_eighty_columns_hold_every_column_of_either_detail():
+    run = run_of(qwen())
+    assert "Left out" not in text_of(run, 80, "block")
+    assert "Left out" not in text_of(run, 80, "site")
+
+
+def test_columns_that_do_not_fit_are_named():
+    assert "Left out for want of width: kinds" in text_of(run_of(qwen()), 50)
+
+
+def test_a_row_a_block_shows_its_own_numbers():
+    lines = text_of(run_of(qwen())).splitlines()
+    first = next(line for line in lines if line.split()[:1] == ["0"]).split()
+    # 0.02 + DeltaNet 0.19 (x9.5), + MLP 3.42 on 0.191 (x17.9).
+    assert first[:8] == ["0", "linear+mlp", "0.0200", "0.190", "9.50", "3.42", "17.9", "3.43"]
+    assert sum(line.split()[1:2] == ["attn+mlp"] for line in lines) == 16
+    assert sum(line.split()[1:2] == ["linear+mlp"] for line in lines) == 48
+
+
+def test_a_block_with_three_sites_shows_all_three_updates():
+    records = [
+        dataclasses.replace(r, block=r.site // 3, sublayer=("attention", "attention", "mlp")[r.site % 3]) for r in additive(3)
+    ]
+    records[1] = dataclasses.replace(records[1], update_rms=0.777)
+    assert "0.777" in text_of(run_of(records))
+
+
+def test_odd_values_are_shown():
+    records = additive(2)
+    records[0] = dataclasses.replace(
+        records[0], stream_rms=math.nan, update_rms=None, update_ratio=math.inf, grad_stream_norm=1.5e-12, block=None
+    )
+    row = next(line for line in text_of(run_of(records)).splitlines() if "attn" in line).split()
+    assert row == ["0", "attn", "NaN", "-", "inf", "1.04", "1.50e-12"]
+
+
+def test_colours_only_repeat_words():
+    text = text_of(judged(run_of(factors(64, forward=1.1))), force_terminal=True, color_system="truecolor")
+    assert "\x1b[1;31merror\x1b[0m" in text
+    assert "error PC201 explosion" in text_of(judged(run_of(factors(64, forward=1.1))))
+
+
+def test_the_summary_compounds_to_what_it_says():
+    run = judged(run_of(factors(64, forward=1.1, backward=0.9), path="reports/x"))
+    lines = summary_lines(run, depth.profile(run))
+    # 1.1^63 = 405 from the end of block 0 to the end of block 63; 0.9^62 = 0.00146 from block 63 back to block 1.
+    assert "x1.1 a block, x405 over 63 blocks" in lines[0]
+    assert "before block 63" in lines[1]
+    assert "before block 1: x0.9 a block backward, x0.00146 over 62 blocks" in lines[1]
+    assert "First loss 7.000; a uniform guess has ln(vocabulary) = 6.908." in lines
+    assert "Findings: 2 errors, 0 warnings, 0 notes." in lines
+    assert "Files: reports/x" in lines
+
+
+def test_seeds_are_shown_as_median_and_spread():
+    records = [
+        dataclasses.replace(r, sum_rms=r.sum_rms * (1.5 if r.site == 5 and seed == 2 else 1))
+        for seed in range(3)
+        for r in additive(4, seed=seed)
+    ]
+    run = run_of(records, seeds=(0, 1, 2))
+    text = text_of(run)
+    assert "Values are medians of 3 seeds; the seeds differ by at most sum RMS x1.5 (site 5)" in " ".join(text.split())
+    assert sum(line.split()[1:2] == ["attn+mlp"] for line in text.splitlines()) == 4
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_shallow_models_and_empty_runs_print(blocks):
+    assert "No findings." in text_of(run_of(additive(blocks)))
+    assert "not enough" in text_of(run_of([], loss=None))
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "aligned"),
+    [
+        (3.4217, "3.42", "3.42"),
+        (0.02, "0.02", "0.0200"),
+        (0.0065, "0.0065", "0.00650"),
+        (9.999, "10", "10.0"),
+        (446.4, "446", "446"),
+        (1376.0, "1380", "1380"),
+        (65504.0, "65500", "65500"),
+        (1e24, "1e24", "1.00e24"),
+        (1.5e-5, "1.5e-5", "1.50e-5"),
+        (-0.001234, "-0.00123", "-0.00123"),
+        (0.0, "0", "0"),
+        (None, "-", "-"),
+        (math.nan, "NaN", "NaN"),
+        (-math.inf, "-inf", "-inf"),
+    ],
+)
+def test_numbers_have_three_significant_digits(value, plain, aligned):
+    assert number(value) == plain
+    assert number(value, aligned=True) == aligned
+
+
+def test_plurals():
+    assert (count(1, "site"), count(2, "site"), count(3, "branch")) == ("1 site", "2 sites", "3 branches")
+    assert (places("block", [4]), places("block", [9, 4])) == ("block 4", "blocks 4 to 9")

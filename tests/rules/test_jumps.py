@@ -1,0 +1,116 @@
+"""PC204 and PC205: one addition against its neighbours."""
+
+import dataclasses
+import math
+
+import pytest
+from synthetic import additive, factors, post_norm, qwen, run_of, site
+
+from propcheck.rules import judge
+
+
+def ids(run, **options):
+    return [finding.rule for finding in judge(run, **options)]
+
+
+def toy(blocks=16, *, at=None, step=math.hypot, entering=lambda stream: stream):
+    """The healthy toy decoder (stream 0.021 to about 0.059), with one attention addition replaced."""
+    stream, records = 0.021, []
+    for number in range(2 * blocks):
+        update = (0.005, 0.0128)[number % 2]
+        total = math.hypot(stream, update)
+        if number == at:
+            stream = entering(stream)
+            total = step(stream, update)
+        records.append(site(number, number // 2, ("attention", "mlp")[number % 2], stream=stream, update=update, total=total))
+        stream = total
+    return records
+
+
+def test_the_healthy_toy_is_silent():
+    records = toy()
+    assert records[-1].sum_rms == pytest.approx(0.059, rel=0.05)
+    assert ids(run_of(records)) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "value"),
+    [
+        ({"step": lambda stream, update: math.hypot(2 * stream, update)}, 2.0),  # x + x + F
+        ({"step": lambda stream, update: 0.42 * stream}, 0.42),  # the residual missing: 0.026 to 0.011
+        ({"entering": lambda stream: 1.0}, 1 / 0.038),  # the residual taken after the norm: 0.038 to 1
+    ],
+)
+def test_a_fault_in_one_block_is_found_there_and_nowhere_else(fault, value):
+    (finding,) = judge(run_of(toy(at=10, **fault)))
+    assert (finding.rule, finding.severity) == ("PC205", "warning")
+    assert (finding.site.site, finding.site.block, finding.site.sublayer) == (10, 5, "attention")
+    assert finding.value == pytest.approx(value, rel=0.05)
+    assert finding.expected == pytest.approx(1.0, abs=0.02)
+
+
+def test_an_update_drawn_too_large_in_one_block_is_found():
+    (finding,) = judge(run_of(toy(at=21, step=lambda stream, update: math.hypot(stream, 10 * update))), select=["PC205"])
+    assert (finding.site.site, finding.site.sublayer) == (21, "mlp")
+
+
+def test_where_a_new_regime_begins_is_no_jump():
+    records, stream = [], 1.0
+    for number in range(32):
+        total = stream * (2.0 if number >= 16 else 1.01)
+        records.append(site(number, number // 2, stream=stream, total=total))
+        stream = total
+    assert "PC205" not in ids(run_of(records))
+
+
+def test_a_steady_explosion_is_no_jump():
+    assert "PC205" not in ids(run_of(factors(16, forward=4.0)))
+
+
+def test_the_stock_qwen_model_gets_its_first_block_named_once_and_no_error():
+    findings = judge(run_of(qwen()))
+    assert [(f.rule, f.severity) for f in findings] == [("PC205", "warning"), ("PC207", "note")]
+    first = findings[0]
+    # From the published numbers: embedding 0.02, stream after block 0 3.42 to 3.43; gradient about 90 against 0.00333.
+    assert first.value == pytest.approx(3.425 / 0.02, rel=0.01)
+    assert first.expected == pytest.approx(math.sqrt(2), rel=0.01)
+    assert first.site.block == 0
+    for part in ("0.02", "3.43", "x171", "0.00335 before block 63"):
+        assert part in first.message
+
+
+def test_without_the_first_block_rule_the_dominant_update_is_reported_there():
+    (finding,) = judge(run_of(qwen()), select=["PC204"])
+    # 3.42 on sqrt(0.02^2 + 0.19^2) = 0.191.
+    assert (finding.site.site, finding.severity) == (1, "warning")
+    assert finding.value == pytest.approx(17.9, rel=0.01)
+
+
+def test_a_dominant_update_deep_in_the_model_is_reported_with_its_place():
+    records = additive(8)
+    records[9] = dataclasses.replace(records[9], update_ratio=50.0)
+    (finding,) = judge(run_of(records), select=["PC204"])
+    assert (finding.site.site, finding.value) == (9, 50.0)
+    assert finding.expected < 1
+
+
+def test_many_dominant_updates_of_one_kind_are_one_finding():
+    records = [dataclasses.replace(r, update_ratio=20.0 + r.site) if r.sublayer == "mlp" else r for r in additive(8)]
+    (finding,) = judge(run_of(records), select=["PC204"])
+    assert finding.site.site == 15
+    assert "8 sites from site 1" in finding.message
+
+
+def test_post_norm_with_a_small_embedding_gets_a_note():
+    (finding,) = judge(run_of(post_norm(12, embedding=0.02), placement="post"))
+    assert (finding.rule, finding.severity) == ("PC205", "note")
+
+
+def test_parallel_blocks_are_silent():
+    records, stream = [], 1.0
+    for block in range(12):
+        total = math.sqrt(stream**2 + 0.3**2 + 1.0)
+        for kind, update in (("attention", 0.3), ("mlp", 1.0)):
+            records.append(site(len(records), block, kind, stream=stream, update=update, total=total))
+        stream = total
+    assert ids(run_of(records)) == []

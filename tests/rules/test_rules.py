@@ -1,0 +1,124 @@
+"""The framework: what a user can ask of rules, and that no input breaks them."""
+
+import dataclasses
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from synthetic import additive, factors, run_of
+
+from propcheck import rules
+from propcheck.errors import PropcheckError
+from propcheck.records import SiteRecord
+
+NAMES = {
+    "PC201": "explosion",
+    "PC202": "collapse",
+    "PC203": "dead-branch",
+    "PC204": "dominant-update",
+    "PC205": "residual-discontinuity",
+    "PC207": "swallowed-update",
+    "PC209": "non-finite-activation",
+    "PC301": "exploding-gradient",
+    "PC302": "vanishing-gradient",
+    "PC305": "non-finite-gradient",
+}
+
+
+def test_the_ids_and_names_are_the_published_ones():
+    assert {rule.id: rule.name for rule in rules.ALL} == NAMES
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.id)
+def test_a_rule_explains_itself(rule):
+    text = rules.explain(rule.id)
+    for part in (
+        rule.id,
+        rule.name,
+        rule.sees,
+        rule.why,
+        rule.formula,
+        rule.basis,
+        rule.source,
+        rule.remedy,
+        f"{rule.threshold:g}",
+    ):
+        assert part in text
+    assert rules.explain(rule.name) == text
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("PC2O1", "PC201"), ("explosoin", "explosion"), ("pc210", "PC20")])
+def test_an_unknown_rule_is_refused_with_the_nearest(wrong, right):
+    for ask in (
+        rules.explain,
+        lambda name: rules.judge(run_of([]), select=[name]),
+        lambda name: rules.judge(run_of([]), ignore=[name]),
+    ):
+        with pytest.raises(PropcheckError, match=f"unknown rule {wrong}.*{right}"):
+            ask(wrong)
+
+
+def test_select_and_ignore_choose_rules():
+    run = run_of(factors(64, forward=1.1, backward=1.1))
+    assert [f.rule for f in rules.judge(run)] == ["PC201", "PC301"]
+    assert [f.rule for f in rules.judge(run, select=["PC301"])] == ["PC301"]
+    assert [f.rule for f in rules.judge(run, ignore=["explosion"])] == ["PC301"]
+
+
+def test_settings_change_threshold_and_severity():
+    run = run_of(factors(64, forward=1.1))
+    assert rules.judge(run, {"PC201": SimpleNamespace(threshold=500.0, severity=None)}) == ()
+    (finding,) = rules.judge(run, {"PC201": SimpleNamespace(threshold=None, severity="note")})
+    assert finding.severity == "note"
+
+
+def test_findings_are_sorted_errors_first():
+    records = additive(8)
+    records[3] = dataclasses.replace(records[3], swallowed=0.3)
+    records[7] = dataclasses.replace(records[7], nonfinite=1)
+    assert [f.severity for f in rules.judge(run_of(records))] == ["error", "note"]
+
+
+def test_messages_are_sentences_without_long_numbers():
+    run = run_of(factors(64, forward=1.1234567, backward=0.7654321))
+    for finding in rules.judge(run):
+        assert finding.message[0].isupper()
+        assert finding.message.endswith(".")
+        assert "1.1234" not in finding.message
+        assert "0.7654" not in finding.message
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_value_anywhere_breaks_a_rule(seed):
+    draw = random.Random(seed)
+    floats = [f.name for f in dataclasses.fields(SiteRecord) if f.type == "float | None"]
+    records = []
+    for run_seed in range(draw.choice([1, 3])):
+        for record in additive(draw.choice([1, 2, 5, 16]), seed=run_seed):
+            odd = {
+                name: draw.choice([None, math.nan, math.inf, -math.inf, 0.0, 1e-300, 1e300])
+                for name in floats
+                if draw.random() < 0.3
+            }
+            block = draw.choice([record.block, None])
+            records.append(dataclasses.replace(record, **odd, block=block, nonfinite=draw.choice([None, 0, 5]), module=None))
+    for finding in rules.judge(run_of(records, seeds=(0, 1, 2), loss=draw.choice([None, math.nan, 5.0]))):
+        assert finding.message
+
+
+def test_a_model_without_blocks_is_judged_by_site():
+    records = [dataclasses.replace(r, block=None) for r in factors(64, forward=1.21)]
+    (finding,) = rules.judge(run_of(records), select=["PC201"])
+    assert "x1.1 a site" in finding.message
+    assert "over 128 sites" in finding.message
+
+
+def test_a_run_without_sites_has_no_findings():
+    assert rules.judge(run_of([])) == ()
+
+
+def test_the_page_of_the_rules_is_fresh():
+    page = Path(__file__).parents[2] / "docs" / "rules.md"
+    assert page.read_text() == rules.markdown(), "run `make docs`"
