@@ -23,7 +23,7 @@ from propcheck.errors import PropcheckError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.probe import Override
+    from propcheck.probe import Override, Probe
     from propcheck.records import Run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -126,6 +126,7 @@ def scan(
             progress.stop()
     findings = propcheck.rules.judge(run, settings=probe.rules, select=selected, ignore=ignored)
     run = dataclasses.replace(run, findings=findings, path=str(directory))
+    run = dataclasses.replace(run, notes=(*run.notes, *_beside(probe, run, directory)))
     try:
         propcheck.store.write_run(run, directory)
         if plots:
@@ -138,6 +139,23 @@ def scan(
         print(f"propcheck: wrote {directory}", file=sys.stderr)
     _write(_rendered(run, output_format, detail or settings.detail))
     raise typer.Exit(_status(run, fail_level or settings.fail_level))
+
+
+def _beside(probe: Probe, run: Run, directory: Path) -> list[str]:
+    """Say what differs from the probe that this one varies, and from its run where that lies beside this one."""
+    from propcheck.beside import comparable, measured_note, settings_note
+    from propcheck.probe import differences, load_probe
+    from propcheck.store import read_run
+
+    if not probe.base:
+        return []
+    base = load_probe(probe.base)
+    notes = [settings_note(base.name, differences(probe, base))]
+    try:
+        other = read_run(directory.parent / base.name)
+    except PropcheckError:
+        return notes  # not scanned yet, or by another version
+    return [*notes, measured_note(run, other, base.name)] if comparable(run, other) else notes
 
 
 @app.command()

@@ -128,6 +128,11 @@ class Probe(Section):
 
     name: str = Field("", description="Names the run's directory, reports/NAME; default: the file's name.")
     description: str = Field("", description="One line for `propcheck probes`.")
+    base: str = Field(
+        "",
+        description="A bundled probe, or a file relative to this one, whose keys count where this file is silent; the table "
+        "says what differs.",
+    )
     model: ModelConfig = Field(default_factory=ModelConfig, description="Shape of the decoder.")
     residual: ResidualConfig = Field(default_factory=ResidualConfig, description="How updates join the stream.")
     init: InitConfig = Field(
@@ -188,12 +193,10 @@ def load_probe(
         No such probe, not TOML, or a key or value that the schema refuses.
     """
     path = _find(target)
-    data = _read(path)
+    data = _with_base(path, _read(path), (path.resolve(),))
     for name, section in (defaults or {}).items():
         if isinstance(own := data.setdefault(name, {}), dict):
             data[name] = {**section, **own}
-    if isinstance(inputs := data.get("inputs"), dict):
-        inputs.update({key: str(path.parent / inputs[key]) for key in _PATHS if isinstance(inputs.get(key), str)})
     data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "probe")
     as_written = json.dumps(data, default=str)
     parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
@@ -237,10 +240,11 @@ def bundled_probes() -> dict[str, Path]:
 def config_hash(probe: Probe) -> str:
     """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
 
-    Left out: the name and the description, where the input files lie, and the memory budget, which changes how a scan
+    Left out: name, description and base, where the input files lie, and the memory budget, which changes how a scan
     runs and not what it finds.
     """
-    data = probe.model_dump(mode="python", exclude={"name": True, "description": True, "inputs": _PATHS, "scan": {"memory"}})
+    left_out = {"name": True, "description": True, "base": True, "inputs": _PATHS, "scan": {"memory"}}
+    data = probe.model_dump(mode="python", exclude=left_out)
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -271,7 +275,56 @@ def _find(target: str) -> Path:
     raise PropcheckError(f"{target}: no such file or bundled probe; {hint}bundled: {', '.join(bundled)}")
 
 
+def _with_base(path: Path, data: dict[str, Any], seen: tuple[Path, ...]) -> dict[str, Any]:
+    """Return ``data`` over the keys of the probe that it names as its base."""
+    base = data.get("base", "")
+    if not base or not isinstance(base, str):
+        return data
+    below = _base_path(path, base)
+    if below.resolve() in seen:
+        raise PropcheckError(f"{path}: base = {base!r}: it is its own base")
+    merged = _merged(_with_base(below, _read(below), (*seen, below.resolve())), data)
+    return {**merged, "base": str(below) if below != bundled_probes().get(base) else base}
+
+
+def _base_path(path: Path, base: str) -> Path:
+    try:
+        return _find(base if base in bundled_probes() else str(path.parent / base))
+    except PropcheckError as error:
+        raise PropcheckError(f"{path}: base = {base!r}: {error}") from error
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return ``above`` over ``below``, section by section; the name and description of ``below`` are its own."""
+    result = {key: value for key, value in below.items() if key not in ("name", "description")}
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two probes differ and that decide a scan's numbers: dotted key, value here, value there."""
+
+    def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in section.items():
+            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        return found
+
+    keep = {"model", "residual", "init", "precision", "inputs"}
+    here, there = (flat(one.model_dump(include=keep)) for one in (probe, base))
+    return [(key, here[key], there[key]) for key in here if here[key] != there[key]]
+
+
 def _read(path: Path) -> dict[str, Any]:
+    data = _parsed(path)
+    if isinstance(inputs := data.get("inputs"), dict):
+        inputs.update({key: str(path.parent / inputs[key]) for key in _PATHS if isinstance(inputs.get(key), str)})
+    return data
+
+
+def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

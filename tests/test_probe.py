@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from propcheck.errors import PropcheckError
-from propcheck.probe import Override, Probe, bundled_probes, config_hash, load_probe, parse_size
+from propcheck.probe import Override, Probe, bundled_probes, config_hash, differences, load_probe, parse_size
 
 
 @pytest.fixture
@@ -57,14 +56,10 @@ def test_qwen_has_the_published_dimensions():
 
 
 def test_the_post_norm_twin_differs_in_the_placement_alone():
-    twins = [bundled_probes()[name].read_text() for name in ("qwen3.8-27b", "qwen3.8-27b-postnorm")]
-    pre, post = map(tomllib.loads, twins)
-    assert (pre["residual"].pop("placement"), post["residual"].pop("placement")) == ("pre", "post")
-    for data in (pre, post):
-        del data["name"], data["description"]
-    assert pre == post
-    lines = [text[text.index("[model]") :].splitlines() for text in twins]
-    assert [(a, b) for a, b in zip(*lines, strict=True) if a != b] == [('placement = "pre"', 'placement = "post"')]
+    twin, base = load_probe("qwen3.8-27b-postnorm"), load_probe("qwen3.8-27b")
+    assert twin.base == "qwen3.8-27b"
+    assert differences(twin, base) == [("residual.placement", "post", "pre")]
+    assert (twin.scan, twin.rules) == (base.scan, base.rules)
 
 
 def test_gpt2_and_llama_have_the_dimensions_of_their_configs():

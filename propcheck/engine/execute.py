@@ -21,7 +21,6 @@ from propcheck.engine.weights import Weights
 from propcheck.observe.census import Census, census
 from propcheck.observe.follow import Follower, Site
 from propcheck.observe.gradients import Ledger
-from propcheck.observe.trace import trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

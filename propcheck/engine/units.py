@@ -57,10 +57,10 @@ def divide(model: nn.Module, entries: Sequence[Entry]) -> tuple[list[Unit], tupl
     Buffers belong to no unit: they are small, and code may update them in the forward pass.
     """
     blocks = find_blocks(model)
-    above = {"", *(path.rpartition(".")[0] for path, _ in blocks)}
-    for path in list(above):
-        while path := path.rpartition(".")[0]:
-            above.add(path)
+    above = {""}  # the modules around the blocks
+    for path, _ in blocks:
+        parts = path.split(".")
+        above |= {".".join(parts[:depth]) for depth in range(len(parts))}
     numbers = {path: number for number, (path, _) in enumerate(blocks)}
     units: list[Unit] = []
     owned: set[str] = set()

@@ -7,7 +7,7 @@ brought in would give NaN, never a plausible number.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,7 @@ class Weights:
     def _memory(self, size: int, *, recycled: bool) -> Tensor:
         if recycled and self._spare:
             return self._spare.pop()
+        self._spare.clear()  # a large part beside the blocks, a head say, needs the room more
         return torch.empty(max(size, self._block_bytes if recycled else 0), dtype=torch.uint8)
 
     def _count(self, entry: Entry, value: Tensor) -> None:
@@ -132,13 +133,13 @@ def _realise(recording: Recording, device: torch.device) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for entry in recording.entries:
         empty = _placeholder(entry, device)
-        real = nn.Parameter(empty, requires_grad=entry.requires_grad) if entry.kind == "parameter" else empty
+        real: Any = nn.Parameter(empty, requires_grad=entry.requires_grad) if entry.kind == "parameter" else empty
         tensors[entry.name] = real
         for name in entry.names:
             parent, _, key = name.rpartition(".")
             owner = modules[parent]
             if entry.kind == "parameter":
-                owner._parameters[key] = real  # type: ignore[assignment]  # noqa: SLF001
+                owner._parameters[key] = real  # noqa: SLF001
             else:
                 owner._buffers[key] = real  # noqa: SLF001
     return tensors

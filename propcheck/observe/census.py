@@ -24,8 +24,8 @@ class Census:
     mean: float | None
     std: float | None
     absmax: float | None
-    zeros: int
-    nonfinite: int
+    zeros: int | None
+    nonfinite: int | None
     duplicate_rows: int | None
 
 

@@ -16,7 +16,7 @@ from propcheck.probe import Probe
 from propcheck.targets.decoder import decoder_target
 
 SMALL = {
-    "layers": 5, "width": 48, "vocabulary": 97, "attention": {"heads": 4, "kv_heads": 2}, "ffn": {"width": 80},
+    "layers": 4, "width": 48, "vocabulary": 97, "attention": {"heads": 4, "kv_heads": 2}, "ffn": {"width": 80},
     "deltanet": {"key_heads": 2, "value_heads": 4, "key_head_width": 8, "value_head_width": 12, "chunk": 16},
 }  # fmt: skip
 
@@ -78,15 +78,19 @@ def workers(request):
 
 
 @pytest.mark.parametrize("settings", DECODERS.values(), ids=DECODERS.keys())
-def test_every_number_is_equal_at_every_budget_three_times(settings, workers):
+def test_every_number_is_equal_three_times_at_each_budget(settings, workers):
     expected = run(settings, 1 << 40, workers)
     assert expected.mode == "resident"
-    assert len(expected.rows) == 10
+    assert len(expected.rows) == 8
     assert all(row.grad_sum_norm is not None and row.param_grad_norm is not None for row in expected.rows)
     budgets = one_budget_a_plan(settings)
     assert {mode for mode, _ in budgets} == {"streamed", "partly resident", "resident"}
-    for (mode, _), memory in budgets.items():
-        for _ in range(3 if mode != "resident" else 1):
+    partly = [key for key in budgets if key[0] == "partly resident"]
+    # Every plan in between for one decoder, the middle one for the others.
+    chosen = partly if settings is DECODERS["bf16 deltanet, gate, qk-norm"] else partly[len(partly) // 2 :][:1]
+    for mode, size in [next(iter(budgets)), *chosen]:
+        memory = budgets[mode, size]
+        for _ in range(3):
             got = run(settings, memory, workers)
             assert got.mode == mode
             assert got.loss == expected.loss
