@@ -13,13 +13,15 @@ _LONGEST = 16  # calls; more are cut in the middle
 _LONGEST_CYCLE = 8
 
 
-def readable(operations: Sequence[Operation]) -> str | None:
+def readable(operations: Sequence[Operation], *, from_outside: bool) -> str | None:
     """Write ``operations`` as Python does, tensors left out: ``uniform_(0.01, 16), log_()``.
 
     Parameters
     ----------
     operations
         Those whose values a parameter's value depends on, in order.
+    from_outside
+        Whether a tensor that they did not make, or the literal numbers of ``torch.tensor``, are part of it.
 
     Returns
     -------
@@ -27,9 +29,12 @@ def readable(operations: Sequence[Operation]) -> str | None:
         None if none of them gives a value: they allocate memory, and copy or compute with what lay there.
     """
     calls = [operation for operation in operations if not operation.moves_only]
-    if not any(operation.gives_value for operation in calls):
+    if not from_outside and not any(operation.gives_value for operation in calls):
         return None
-    texts = _fold([_call(operation) for operation in calls])
+    texts = [_call(operation) for operation in calls]
+    if from_outside and "constant" not in texts:
+        texts.insert(0, "constant")
+    texts = _fold(texts)
     if len(texts) > _LONGEST:
         half = _LONGEST // 2
         texts = [*texts[:half], f"... {len(texts) - 2 * half} more ...", *texts[-half:]]
@@ -64,10 +69,10 @@ def _fold(texts: list[str]) -> list[str]:
             key=lambda found: (found[1] > 1, found[0] * found[1], -found[0]),
         )
         cycle = texts[start : start + (length if times > 1 else 1)]
+        text = ", ".join(cycle)
         if times > 1:
-            folded.append(f"{', '.join(cycle) if len(cycle) == 1 else f'({", ".join(cycle)})'} x {times}")
-        else:
-            folded.append(cycle[0])
+            text = f"{text} x {times}" if len(cycle) == 1 else f"({text}) x {times}"
+        folded.append(text)
         start += len(cycle) * times
     return folded
 

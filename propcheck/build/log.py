@@ -78,6 +78,8 @@ class Operation:
     @property
     def moves_only(self) -> bool:
         """Whether it only allocates or gives another view of its input."""
+        if torch.Tag.inplace_view in self.function.tags:
+            return True
         return self.empty or (not self.written and not self.allocates)
 
 

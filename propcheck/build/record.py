@@ -11,139 +11,22 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from propcheck.build.log import (
-    Operation,
-    TensorRef,
-    arguments,
-    overwrites,
-    returns_geometry_of_input,
-    writes_parts,
-)
 from propcheck.build.recordable import recordable
+from propcheck.build.recorder import Recorder, Unrecordable
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-class Recorder(TorchDispatchMode):
-    """Logs every operation on fake tensors. Tensors and storages are numbered; storages are kept alive, so numbers are unique."""
-
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
-        self.log: list[Operation] = []
-        self.constants: dict[int, Tensor] = {}  # what real tensors held when they entered from outside, by number
-        self._fake_mode = fake_mode
-        self._fakes: dict[int, tuple[Tensor, FakeTensor]] = {}  # real tensors by id, and what stands for them
-        self._storages: dict[int, tuple[Any, int]] = {}  # by address
-        self._refs: dict[tuple[Any, ...], TensorRef] = {}  # by storage and geometry
-
-    def ref(self, tensor: Tensor) -> TensorRef:
-        """Return the number of ``tensor``; tensors that show the same memory in the same way have the same."""
-        if not isinstance(tensor, FakeTensor):
-            return self.ref(self._fake(tensor))
-        storage = tensor.untyped_storage()
-        _, number = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))  # noqa: SLF001
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        geometry = (number, tensor.dtype, shape, stride, tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
-        found = self._refs.get(geometry)
-        if found is None:
-            found = self._refs[geometry] = TensorRef(len(self._refs), number, shape, stride, tensor.dtype)
-        return found
-
-    def _fake(self, real: Tensor) -> FakeTensor:
-        """Return the fake tensor that stands for one that was made outside, and keep what it held."""
-        known = self._fakes.get(id(real))
-        if known is not None:
-            return known[1]
-        if real.is_meta:
-            raise _Unrecordable("reads a file of weights (torch.load) or makes a tensor that has no values")
-        fake = self._fake_mode.from_tensor(real)
-        self._fakes[id(real)] = real, fake
-        with _disable_current_modes():
-            self.constants[self.ref(fake).tensor] = real.detach().clone()
-        return fake
-
-    def _constant(self, value: Tensor) -> TensorRef:
-        """Number the literal values of ``torch.tensor`` or ``torch.from_numpy``."""
-        ref = TensorRef(len(self._refs), -1, tuple(value.shape), value.stride(), value.dtype)
-        self._refs["literal", ref.tensor] = ref
-        with _disable_current_modes():
-            self.constants[ref.tensor] = value.detach().clone()  # an array may be filled anew for the next parameter
-        return ref
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "prim":
-            return func(*args, **kwargs)
-        leaves, structure = tree_flatten((args, kwargs))
-        literal = func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor)
-        if literal:  # fake mode wants it real: .item() of such a tensor works
-            refs = [self._constant(args[0])]
-        else:
-            leaves = [
-                self._fake(leaf) if isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) else leaf for leaf in leaves
-            ]
-            refs = [self.ref(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            args, kwargs = tree_unflatten(leaves, structure)
-        recorded_args, recorded_kwargs = tree_unflatten(refs, structure)
-        # Before the call, which may resize what it writes.
-        covered = all(map(_covers_storage, _tensors(value for value, written in arguments(func, args, kwargs) if written)))
-        result = func(*args, **kwargs)
-        outputs = tuple(self.ref(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        self.log.append(_operation(func, recorded_args, recorded_kwargs, outputs, covered=covered))
-        return result
-
-
-def _operation(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[TensorRef, ...], *, covered: bool
-) -> Operation:
-    """Work out what a call reads and writes; ``covered`` says whether what it writes are whole storages."""
-    inputs: list[TensorRef] = []
-    written: list[TensorRef] = []
-    read: list[TensorRef] = []  # those that it does not write
-    for value, is_written in arguments(func, args, kwargs):
-        refs = [leaf for leaf in tree_leaves(value) if isinstance(leaf, TensorRef)]
-        inputs += refs
-        if is_written:
-            written += refs
-        elif not returns_geometry_of_input(func):
-            read += refs
-    fresh = overwrites(func)
-    for key, value in (("device", torch.device("cpu")), ("pin_memory", False)):
-        if key in kwargs:
-            kwargs = {**kwargs, key: value}
-    return Operation(
-        function=func,
-        args=args,
-        kwargs=kwargs,
-        inputs=tuple(inputs),
-        reads=tuple(read if fresh and covered else read + written),
-        written=tuple(written),
-        outputs=outputs,
-        gives_value=writes_parts(func) or (not read and (fresh or not written)),
-        default_dtype=torch.get_default_dtype(),
-    )
-
-
-def _tensors(values: Iterator[Any]) -> Iterator[Tensor]:
-    return (leaf for value in values for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-def _covers_storage(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    from propcheck.build.log import Operation, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,24 +77,38 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
     Raises
     ------
     PropcheckError
-        If ``factory`` returns no module, or decides on values of tensors, which have none here.
+        If ``factory`` returns no module, or decides on values of random tensors, which have none here.
     """
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(fake_mode)
     try:
         with _own_random_state(), fake_mode, recorder, recordable():
             model = factory()
-            if not isinstance(model, nn.Module):
-                raise PropcheckError(f"the target must build a torch.nn.Module, it built a {type(model).__name__}")
-        entries = _entries(model, recorder)
+        if isinstance(model, nn.Module):
+            _register_plain_tensors(model)
+        entries = _entries(model, recorder) if isinstance(model, nn.Module) else ()
     except Exception as error:
         reason = _unrecordable(error)
         if reason is None:
             raise
         raise PropcheckError(
-            f"{_place(error)}: the code that builds the model {reason}; it runs with the shapes of tensors, without their values"
+            f"{_place(error)}: the code that builds the model {reason}; it runs on shapes of tensors, without their values"
         ) from error
+    if not isinstance(model, nn.Module):
+        raise PropcheckError(f"the target must build a torch.nn.Module, it built a {type(model).__name__}")
     return Recording(model, tuple(recorder.log), recorder.constants, entries)
+
+
+def _register_plain_tensors(model: nn.Module) -> None:
+    """Make tensors that are plain attributes (``self.mask = torch.ones(...)``) buffers, so that they are known and get a value.
+
+    An attribute that has a graph, as ``nn.utils.weight_norm`` sets before each forward, stays as it is.
+    """
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FakeTensor) and value.is_leaf and not hasattr(type(module), name):
+                del vars(module)[name]
+                module.register_buffer(name, value, persistent=False)
 
 
 def _entries(model: nn.Module, recorder: Recorder) -> tuple[Entry, ...]:
@@ -242,22 +139,14 @@ def _own_random_state() -> Iterator[None]:
         torch.set_rng_state(saved[2])
 
 
-class _Unrecordable(Exception):  # noqa: N818 - its text completes a sentence
-    pass
-
-
 # What torch says where it asks a fake tensor for its memory.
 _FAKE_FRAGMENTS = ("for tensor subclasses", "data is not allocated", "FakeTensor", "Meta tensors", "SparseTensorImpl")
 
 
 def _unrecordable(error: Exception) -> str | None:
     """Say what code did that cannot be recorded; None if the error is the code's own."""
-    if isinstance(error, _Unrecordable):
+    if isinstance(error, Unrecordable):
         return str(error)
-    if isinstance(error, fake_tensor.DataDependentOutputException):
-        return "reads the value of a tensor (.item(), .tolist(), float(), a comparison in an if)"
-    if isinstance(error, fake_tensor.DynamicOutputShapeException):
-        return "makes a tensor whose shape depends on values (nonzero, a mask as index)"
     first_line = str(error).partition("\n")[0].strip().rstrip(".")
     fake = (fake_tensor.UnsupportedFakeTensorException, fake_tensor.UnsupportedOperatorException)
     if isinstance(error, fake) or (isinstance(error, RuntimeError) and any(part in first_line for part in _FAKE_FRAGMENTS)):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +27,31 @@ def recordable() -> Iterator[None]:
 
     ``nn.init.trunc_normal_`` loops until no value is out of bounds, which depends on data; it becomes one recorded call.
     ``Module._apply`` (behind ``.to``, ``.half``, ``.to_empty``) swaps fake tensors in a way that fails when anything
-    else refers to them; here it does what it does for real tensors. ``data_ptr`` of a fake tensor is 0 for all, and code
-    that looks for shared parameters by it would find that all are.
+    else refers to them; here it does what it does for real tensors. ``deepcopy`` copies bytes of a storage, which a fake
+    tensor does not have. ``data_ptr`` of a fake tensor is 0 for all, and code that looks for shared parameters by it would
+    find that all are.
     """
     with (
-        mock.patch.object(nn.init, "_no_grad_trunc_normal_", _record_trunc_normal_),
-        mock.patch.object(nn.Module, "_apply", _apply),
-        mock.patch.object(FakeTensor, "data_ptr", _data_ptr),
+        _replaced(nn.init, "_no_grad_trunc_normal_", _record_trunc_normal_),
+        _replaced(nn.Module, "_apply", _apply),
+        _replaced(FakeTensor, "__deepcopy__", _deepcopy),
+        _replaced(FakeTensor, "data_ptr", _data_ptr),
     ):
         yield
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    own = name in vars(owner)
+    saved = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, saved)
+        else:
+            delattr(owner, name)  # it was inherited
 
 
 def _record_trunc_normal_(
@@ -52,7 +67,7 @@ def _record_trunc_normal_(
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     if recurse:
         for child in self.children():
-            child._apply(fn)
+            child._apply(fn)  # noqa: SLF001
     with torch.no_grad():
         for name, parameter in self._parameters.items():
             if parameter is None:
@@ -70,6 +85,17 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     return self
 
 
+def _deepcopy(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
+    if id(self) in memo:
+        return memo[id(self)]  # type: ignore[no-any-return]
+    if not self.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+    value = self.detach().clone()
+    copied: Tensor = nn.Parameter(value) if isinstance(self, nn.Parameter) else value
+    memo[id(self)] = copied.requires_grad_(self.requires_grad)
+    return copied
+
+
 def _data_ptr(self: FakeTensor) -> int:
     # A number that tensors share if and only if they begin at the same place of the same storage.
-    return int(self.untyped_storage()._cdata) + self.storage_offset() * self.element_size()  # noqa: SLF001
+    return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())  # noqa: SLF001

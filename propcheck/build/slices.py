@@ -56,7 +56,7 @@ class Slicer:
         pending: list[tuple[TensorRef, int, bool]] = [(target, len(self._log), True)]  # a tensor, as before this operation
 
         def add(index: int, *, valued: bool) -> None:
-            if needed.get(index, not valued) >= valued and index in needed:
+            if index in needed and needed[index] >= valued:
                 return
             needed[index] = valued
             operation = self._log[index]
