@@ -243,7 +243,7 @@ def config_hash(probe: Probe) -> str:
     Left out: name, description and base, where the input files lie, and the memory budget, which changes how a scan
     runs and not what it finds.
     """
-    left_out = {"name": True, "description": True, "base": True, "inputs": _PATHS, "scan": {"memory"}}
+    left_out: dict[str, Any] = {"name": True, "description": True, "base": True, "inputs": _PATHS, "scan": {"memory"}}
     data = probe.model_dump(mode="python", exclude=left_out)
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from propcheck import __version__
 from propcheck.build.random import Workers
 from propcheck.engine.execute import Pass, execute, free_memory, peak_rss_bytes
 from propcheck.errors import PropcheckError
-from propcheck.observe.census import Census
 from propcheck.observe.rows import site_records
 from propcheck.probe import config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
@@ -129,14 +129,13 @@ def _model_info(one: Pass, rows: list[SiteRecord]) -> ModelInfo:
 
 def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
     """Return the rows of ``parameters.parquet``: those of the first seed."""
-    unknown = Census(None, None, None, None, None, None)
     sublayers: dict[str, Sublayer] = {}
     for site in one.sites:
         for name in site.branch.parameters:
             sublayers.setdefault(name, site.branch.sublayer())
     records = []
     for entry in one.entries:
-        counted = one.census.get(entry.name, unknown)
+        counted = one.census.get(entry.name)
         gradient = one.gradients.get(entry.name)
         records.append(
             ParameterRecord(
@@ -149,12 +148,7 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
                 dtype=str(entry.dtype).removeprefix("torch."),
                 numel=_numel(entry.shape),
                 init_calls=one.init_calls[entry.name],
-                mean=counted.mean,
-                std=counted.std,
-                absmax=counted.absmax,
-                zeros=counted.zeros,
-                nonfinite=counted.nonfinite,
-                duplicate_rows=counted.duplicate_rows,
+                **({} if counted is None else dataclasses.asdict(counted)),
                 requires_grad=entry.requires_grad,
                 grad_state=_grad_state(gradient) if entry.kind == "parameter" else None,
                 grad_norm=gradient,

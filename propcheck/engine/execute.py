@@ -119,7 +119,7 @@ def execute(
         census=counted,
         roles=follower.roles,
         sites=tuple(follower.sites),
-        last_normed=follower.norms > follower.norms_at_last_sum,
+        last_normed=follower.last_normed,
         gradients=dict(zip(ledger.norms, _to_floats(list(ledger.norms.values())), strict=True)),
         loss=float(loss.detach()),
     )

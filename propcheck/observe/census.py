@@ -24,37 +24,47 @@ class Census:
     mean: float | None
     std: float | None
     absmax: float | None
-    zeros: int | None
-    nonfinite: int | None
+    zeros: int
+    nonfinite: int
     duplicate_rows: int | None
 
 
 def census(tensor: Tensor, workers: Workers) -> Census:
-    """Count ``tensor``, of any shape and dtype, on the CPU.
+    """Count ``tensor``, of any shape and dtype, on the CPU; a complex number counts as its two parts.
 
-    Chunks are summed in fp32 and combined in fp64; ``std`` is the population's, about the mean.
+    Short rows are summed in fp32 and combined in fp64; ``std`` is the population's, about the mean.
     """
-    flat = tensor.detach().contiguous().view(-1)
+    tensor = tensor.detach()
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    flat = tensor.contiguous().view(-1)
     count = flat.numel()
     if not count:
         return Census(None, None, None, 0, 0, None)
     chunks = [flat[start : start + CHUNK] for start in range(0, count, CHUNK)]
     totals, squares, largest, nonzero = zip(*workers.map(_count, chunks), strict=True)
     mean, square = sum(totals) / count, sum(squares) / count
-    finite = math.isfinite(square)
+    # A finite sum of squares has no other terms; an infinite one may be an overflow.
+    nonfinite = 0 if math.isfinite(square) else sum(int((~torch.isfinite(chunk)).sum()) for chunk in chunks)
     variance = square - mean * mean
-    if finite and variance < 1e-6 * square:  # the difference has lost its digits: take it about the mean
-        variance = sum(float(chunk.double().sub_(mean).square_().sum()) for chunk in chunks) / count
+    if not nonfinite and not (variance > 1e-6 * square and square > _LEAST_SQUARE):
+        # The difference lost its digits, or the squares left fp32's range: take them in fp64, about the mean.
+        mean = sum(float(chunk.sum(dtype=torch.float64)) for chunk in chunks) / count
+        variance = sum(float((chunk.double() - mean).square_().sum()) for chunk in chunks) / count
     return Census(
         mean=mean,
-        std=math.sqrt(variance) if finite else math.nan,
+        std=math.nan if nonfinite else math.sqrt(variance),
         absmax=math.nan if any(map(math.isnan, largest)) else max(largest),
         zeros=count - sum(nonzero),
-        # A finite sum of squares has no other terms; an infinite one may be an overflow.
-        nonfinite=0 if finite else sum(int((~torch.isfinite(chunk)).sum()) for chunk in chunks),
-        duplicate_rows=duplicate_rows(tensor.detach()),
+        nonfinite=nonfinite,
+        duplicate_rows=duplicate_rows(tensor),
     )
 
+
+# A mean square below which the squares that make it lie in fp32's subnormal range, where digits are lost.
+_LEAST_SQUARE = 1e-30
+# Elements that are summed in fp32.
+_ROW = 1 << 10
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -67,7 +77,13 @@ def _count(chunk: Tensor) -> tuple[float, float, float, int]:
     # Shifting the sign out makes -0 a zero too; numpy counts set integers at memory speed.
     nonzero = int(np.count_nonzero((bits << 1).numpy())) if bits is not None else int(chunk.count_nonzero())
     largest = max(abs(float(low)), abs(float(high))) if not math.isnan(float(low)) else math.nan
-    return float(wide.sum()), float(torch.dot(wide, wide)), largest, nonzero
+    whole = len(wide) // _ROW * _ROW
+    total = square = 0.0
+    for rows in (wide[:whole].view(-1, _ROW), wide[whole:].view(1, -1)):
+        lengths = torch.linalg.vector_norm(rows, dim=-1).double()
+        total += float(rows.sum(-1).sum(dtype=torch.float64))
+        square += float(torch.dot(lengths, lengths))
+    return total, square, largest, nonzero
 
 
 # Elements of a row that are compared first: equal beginnings are rare unless rows are equal.
@@ -76,7 +92,7 @@ _PREFIX = 16
 
 def duplicate_rows(tensor: Tensor) -> int | None:
     """Return how many rows (slices of the first dimension) equal an earlier one bit by bit; None below two dimensions."""
-    if tensor.dim() < 2 or tensor.dtype.is_complex:
+    if tensor.dim() < 2:
         return None
     rows = tensor.reshape(tensor.shape[0], -1)
     if not rows.shape[1]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from propcheck.observe.statistics import dot, frobenius
+from propcheck.observe.statistics import frobenius, inner
 
 
 @dataclass(slots=True)
@@ -35,14 +35,16 @@ class Factors:
         return self.left.dim() == 1
 
 
-def worth_factoring(tokens: int, weight: Tensor) -> bool:
-    """Whether the products over pairs of tokens cost less than the weight's gradient.
+def worth_factoring(x: Tensor, weight: Tensor) -> bool:
+    """Whether the products over pairs of tokens cost less than the gradient of ``weight``, which ``x`` is multiplied with.
 
     The pairs are multiplied in fp32 (fp64 for fp32 weights), at about a third of the rate of half-precision products on
     CPUs that have them: hence the 3.
     """
+    if x.dim() < 2 or weight.dim() != 2:
+        return False
     out, into = weight.shape
-    return 3 * tokens * (out + into) < out * into
+    return 3 * x.shape[:-1].numel() * (out + into) < out * into
 
 
 class Ledger:
@@ -81,15 +83,29 @@ def _wide(tensor: Tensor) -> Tensor:
 _COLUMNS = 1 << 15
 
 
+def _scale(tensor: Tensor) -> Tensor:
+    """Return the largest magnitude in ``tensor``, fp32: halves are divided by it, since their squares leave fp32's range."""
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(-low, high).float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
 def _gram(left: Tensor, right: Tensor) -> Tensor:
-    """Return left right^T, [rows of left, rows of right], accumulated in fp32 or fp64."""
+    """Return left right^T in fp64, [rows of left, rows of right], accumulated in fp32 or fp64."""
+    if not left.shape[1]:
+        return left.new_zeros(len(left), len(right), dtype=torch.float64)
+    in_fp64 = torch.float64 in (_wide(left[:0]).dtype, _wide(right[:0]).dtype)
+    scales = None if in_fp64 else (_scale(left), _scale(right))
     total = None
     for start in range(0, left.shape[1], _COLUMNS):
-        a = _wide(left[:, start : start + _COLUMNS])
-        b = a if left is right else _wide(right[:, start : start + _COLUMNS])
+        a, b = (part[:, start : start + _COLUMNS] for part in (left, right))
+        if scales is None:
+            a, b = a.double(), a.double() if left is right else b.double()
+        else:
+            a = a.float().div_(scales[0])
+            b = a if left is right else b.float().div_(scales[1])
         total = a @ b.t() if total is None else total.addmm_(a, b.t())
     assert total is not None
-    return total
+    return total.double() if scales is None else total.double() * scales[0].double() * scales[1].double()
 
 
 def _pairs_norm(factors: list[Factors], grams: dict[tuple[Any, ...], Tensor]) -> Tensor:
@@ -97,11 +113,11 @@ def _pairs_norm(factors: list[Factors], grams: dict[tuple[Any, ...], Tensor]) ->
     square: Tensor | float = 0.0
     for i, a in enumerate(factors):
         for b in factors[: i + 1]:
-            key = (a.right.data_ptr(), b.right.data_ptr(), a.right.shape, b.right.shape, a.right.stride())
+            key = tuple((use.right.data_ptr(), use.right.shape, use.right.stride(), use.right.dtype) for use in (a, b))
             if key not in grams:
                 grams[key] = _gram(a.right, b.right)
             # A pair of different uses counts twice, (a, b) and (b, a).
-            square = square + (1 if a is b else 2) * dot(_left_products(a, b).to(grams[key].dtype), grams[key])
+            square = square + (1 if a is b else 2) * inner(_left_products(a, b), grams[key])
     assert isinstance(square, Tensor)
     return square.clamp(min=0).sqrt()
 
@@ -122,8 +138,7 @@ def _lookup_norm(factors: list[Factors]) -> Tensor:
     numbers = torch.cat([use.left for use in factors])
     rows = torch.cat([_wide(use.right) for use in factors])
     unique, place = numbers.unique(return_inverse=True)
-    summed = rows.new_zeros(len(unique), rows.shape[1]).index_add_(0, place, rows)
-    return dot(summed, summed).sqrt()
+    return frobenius(rows.new_zeros(len(unique), rows.shape[1]).index_add_(0, place, rows))
 
 
 def _add_dense(gradient: Tensor, factors: list[Factors]) -> Tensor:
@@ -165,7 +180,8 @@ class MeasuredEmbedding(torch.autograd.Function):
     def forward(ctx: Any, numbers: Tensor, weight: Tensor, padding: int | None, ledger: Ledger, name: str) -> Tensor:
         """Look up rows ``numbers`` of ``weight``; the row ``padding`` gets no gradient."""
         ctx.save_for_backward(numbers)
-        ctx.padding, ctx.ledger, ctx.name = padding, ledger, name
+        ctx.padding = padding if padding is None or padding >= 0 else padding + len(weight)
+        ctx.ledger, ctx.name = ledger, name
         return F.embedding(numbers, weight)
 
     @staticmethod
@@ -174,7 +190,6 @@ class MeasuredEmbedding(torch.autograd.Function):
         (numbers,) = ctx.saved_tensors
         left, right = numbers.reshape(-1), grad.reshape(-1, grad.shape[-1])
         if ctx.padding is not None:
-            kept = left != ctx.padding
-            left, right = left[kept], right[kept]
+            right = right.masked_fill((left == ctx.padding)[:, None], 0.0)
         ctx.ledger.add(ctx.name, Factors(left, right))
         return None, None, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,27 +21,29 @@ def placements(sites: Sequence[Site], *, last_normed: bool) -> list[str]:
     """Return the placement of each site from where norms were met.
 
     pre: the branch read a normed copy of the stream. reordered: its last step was a norm. sandwich: both. post: the sum
-    itself passed a norm before it was read again; deepnorm: and the stream was scaled before the addition. none: no norm.
+    itself passed a norm before it was read again; deepnorm: and the stream was scaled for the addition alone. none: no norm.
 
     Parameters
     ----------
     sites
         In order.
     last_normed
-        Whether a norm followed the last sum: the final norm of a pre-norm model, the last norm of a post-norm one.
+        Whether a norm followed the last sum: the final norm of a model, or the last norm of a post-norm one.
     """
     found: list[str] = []
     for index, site in enumerate(sites):
         own = site.stream.norm.number if site.stream.norm is not None else None
         read = site.branch.read_norm is not None and site.branch.read_norm.number != own
         written = site.branch.written_norm
-        following = sites[index + 1].stream if index + 1 < len(sites) else None
-        post = following.norm is not None if following is not None else last_normed and not (read or written)
+        if index + 1 < len(sites):
+            post = sites[index + 1].stream.norm is not None
+        else:  # of the last sum, the norm is its own if the sums before it have theirs, else the model's final one
+            post = last_normed and not (read or written) and found[-1:] != ["none"]
         inner = "sandwich" if read and written else "pre" if read else "reordered" if written else None
         if inner is not None:
             found.append(f"{inner}+post" if post else inner)
         elif post:
-            found.append("deepnorm" if site.stream.scaled else "post")
+            found.append("deepnorm" if site.stream.scalings > site.branch.read_scalings else "post")
         else:
             found.append("none")
     return found
@@ -66,13 +69,12 @@ def site_records(
     records = []
     for site, placement in zip(sites, placements(sites, last_normed=last_normed), strict=True):
         column = dict(zip(_COLUMNS, (next(values) for _ in _COLUMNS), strict=True))
+        seen = {name: value for name, value in column.items() if value is not None}
         root_width = site.shape[-1] ** 0.5
-        stream, update, total = (_root(column[name]) for name in ("stream", "update", "sum"))
+        stream, update, total = (seen[name] ** 0.5 for name in ("stream", "update", "sum"))
+        correlation, nonfinite = seen["correlation"], int(seen["nonfinite"])
+        norm_input = column["norm_input"]
         own = [gradients[name] for name in sorted(site.branch.parameters) if name in gradients]
-        assert stream is not None
-        assert update is not None
-        assert total is not None
-        nonfinite = column["nonfinite"]
         records.append(
             SiteRecord(
                 seed=seed,
@@ -89,17 +91,19 @@ def site_records(
                 stream_rms=stream,
                 update_rms=update,
                 sum_rms=total,
-                stream_mean=column["stream_mean"],
-                update_mean=column["update_mean"],
-                sum_mean=column["sum_mean"],
-                sum_absmax=column["absmax"],
+                stream_mean=seen["stream_mean"],
+                update_mean=seen["update_mean"],
+                sum_mean=seen["sum_mean"],
+                sum_absmax=seen["absmax"],
                 update_ratio=update / stream if stream else None,
-                cosine=column["cosine"],
-                add_error=column["add_error"] if update else None,
-                swallowed=column["swallowed"],
-                nonfinite=None if nonfinite is None else int(nonfinite),
-                token_correlation=column["correlation"],
-                norm_input_rms=_root(column["norm_input"]),
+                # Nothing is to be said of a zero update,
+                cosine=seen["cosine"] if update and stream else None,
+                add_error=seen["add_error"] if update else None,
+                swallowed=seen["swallowed"] if update else None,
+                nonfinite=nonfinite,
+                # nor of pairs where fewer than two tokens are not zero.
+                token_correlation=correlation if nonfinite or not math.isnan(correlation) else None,
+                norm_input_rms=None if norm_input is None else norm_input**0.5,
                 grad_stream_norm=column["grad_stream"],
                 grad_update_norm=column["grad_update"],
                 grad_sum_norm=column["grad_sum"],
@@ -143,7 +147,3 @@ def _to_host(tensors: Sequence[Tensor | None]) -> list[float | None]:
     present = [tensor.double() for tensor in tensors if tensor is not None]
     numbers = iter(torch.stack(present).tolist() if present else [])
     return [None if tensor is None else next(numbers) for tensor in tensors]
-
-
-def _root(mean_square: float | None) -> float | None:
-    return None if mean_square is None else mean_square**0.5

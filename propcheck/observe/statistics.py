@@ -1,58 +1,71 @@
-"""Numbers of one tensor: reduced row by row in fp32, combined in fp64, and left on the device until the pass is over.
+"""Numbers of one tensor, reduced in fp64 a block at a time, and left on the device until the pass is over.
 
-torch's own CPU norm of a large fp32 tensor accumulates in fp32 throughout and is about 1 % off at 10^8 elements; rows are
-short enough for fp32, their sums are not. Rows are tokens: every tensor is seen as [tokens, width]. A result is a 0-d fp64
-tensor; nothing here synchronises with the host.
+torch's own CPU norm of a large fp32 tensor accumulates in fp32 and is about 1 % off at 10^8 elements; and the squares of
+finite fp32 values overflow above 1.8e19 and vanish below 1e-23, where exploding and vanishing signals live. In blocks
+that fit a cache, fp64 costs no more than fp32 over a whole tensor. Rows are tokens: a tensor is seen as [tokens, width].
+A result is a 0-d fp64 tensor; nothing here synchronises with the host.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+# Elements of a block: on a CPU its fp64 copies stay in the cache, elsewhere few kernels are launched.
+_BLOCK_ON_CPU, _BLOCK = 1 << 17, 1 << 24
 
 
-def rows_fp32(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` as [tokens, width] in fp32 (fp64 stays fp64): the one upcast that serves all its statistics."""
-    tensor = tensor.detach()
-    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return wide.reshape(-1, wide.shape[-1] if wide.dim() else 1)
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same rows of each tensor, all of one shape [..., width], as fp64 [rows, width]."""
+    first = tensors[0]
+    width = max(1, first.shape[-1]) if first.dim() else 1
+    rows = max(1, (_BLOCK_ON_CPU if first.device.type == "cpu" else _BLOCK) // width)
+    for parts in zip(*(tensor.detach().reshape(-1, width).split(rows) for tensor in tensors), strict=True):
+        yield tuple(part.double() for part in parts)
 
 
-def dot(left: Tensor, right: Tensor) -> Tensor:
-    """Return the inner product of two tensors of shape [tokens, width]."""
-    return (left * right).sum(-1).sum(dtype=torch.float64)
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return torch.dot(left.reshape(-1), right.reshape(-1))
+
+
+def inner(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner product of two tensors of one shape."""
+    return torch.stack([_dot(a, b) for a, b in blocks(left, right)]).sum()
 
 
 def frobenius(tensor: Tensor) -> Tensor:
     """Return the Frobenius norm of a tensor of any shape and dtype."""
-    rows = rows_fp32(tensor)
-    return dot(rows, rows).sqrt()
+    flat = tensor.reshape(-1, 1)  # rows of one element: blocks of any length
+    return inner(flat, flat).sqrt()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Moments:
-    """Mean and mean square of a tensor; keeps the fp32 rows while they are of use to others."""
+    """Mean and mean square over all elements of a tensor."""
 
     mean: Tensor
     mean_square: Tensor
 
-    @property
-    def rms(self) -> Tensor:
-        """Root of the mean square."""
-        return self.mean_square.sqrt()
+
+def moments(tensor: Tensor) -> Moments:
+    """Return the moments of a tensor [..., width]."""
+    total, square = torch.stack([torch.stack([block.sum(), _dot(block, block)]) for (block,) in blocks(tensor)]).sum(0)
+    return Moments(total / tensor.numel(), square / tensor.numel())
 
 
-def moments(rows: Tensor) -> Moments:
-    """Return the moments of [tokens, width]."""
-    count = rows.numel()
-    return Moments(rows.sum(-1).sum(dtype=torch.float64) / count, dot(rows, rows) / count)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AdditionStatistics:
-    """What one residual addition ``total = stream + update`` does; columns of ``sublayers.parquet``."""
+    """What one residual addition ``total = stream + update`` does; columns of ``sublayers.parquet``.
+
+    A quotient of nothing (the cosine with a zero update, say) is NaN here.
+    """
 
     stream: Moments
     update: Moments
@@ -62,48 +75,59 @@ class AdditionStatistics:
     add_error: Tensor
     swallowed: Tensor
     nonfinite: Tensor
-    token_correlation: Tensor | None
+    token_correlation: Tensor
 
 
-def addition_statistics(stream: Tensor, update: Tensor, total: Tensor, stream_moments: Moments | None) -> AdditionStatistics:
+def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> AdditionStatistics:
     """Measure one residual addition.
 
     Parameters
     ----------
     stream, update, total
         The operands and the result, of one shape [..., width], as they are in memory.
-    stream_moments
-        Of ``stream``, where they are known already.
     """
-    x, u, s = rows_fp32(stream), rows_fp32(update), rows_fp32(total)
-    of_stream = stream_moments or moments(x)
-    of_update = moments(u)
-    count = s.numel()
-    # fl(x+F) - (x+F) in fp64, where the sum of two halves or floats is exact to well below their rounding.
-    error = s.double().sub_(x).sub_(u)
-    swallowed = ((s == x) & (u != 0)).sum(dtype=torch.float64) / count
+    sums: list[Tensor] = []
+    extremes: list[Tensor] = []
+    directions: list[Tensor] = []  # sums of the tokens' unit vectors, [width]
+    for x, u, s in blocks(stream, update, total):
+        # fl(x+F) - (x+F): a sum of halves or floats is exact in fp64 to well below their rounding.
+        error = (s - x).sub_(u)
+        squares = torch.linalg.vecdot(s, s)  # [rows]
+        directions.append(torch.where(squares == 0, 0.0, squares.rsqrt()) @ s)
+        moved = u != 0
+        numbers = [
+            x.sum(), _dot(x, x), u.sum(), _dot(u, u), s.sum(), _dot(s, s), _dot(x, u), _dot(error, error),
+            moved.sum(), (moved & (s == x)).sum(), torch.isfinite(s).sum(), (squares != 0).sum(),
+        ]  # fmt: skip
+        sums.append(torch.stack([number.double() for number in numbers]))
+        low, high = torch.aminmax(s)
+        extremes.append(torch.maximum(-low, high))
+    x1, x2, u1, u2, s1, s2, xu, errors, moved_count, unmoved, finite, tokens = torch.stack(sums).sum(0)
+    count = total.numel()
+    direction = torch.stack(directions).sum(0)
     return AdditionStatistics(
-        stream=of_stream,
-        update=of_update,
-        total=moments(s),
-        total_absmax=s.abs().max(),
-        cosine=dot(x, u) / count / (of_stream.rms * of_update.rms),
-        add_error=(error.square_().sum() / count).sqrt() / of_update.rms,
-        swallowed=swallowed,
-        nonfinite=count - torch.isfinite(s).sum(),
-        token_correlation=token_correlation(s),
+        stream=Moments(x1 / count, x2 / count),
+        update=Moments(u1 / count, u2 / count),
+        total=Moments(s1 / count, s2 / count),
+        total_absmax=torch.stack(extremes).amax(),
+        cosine=xu / (x2.sqrt() * u2.sqrt()),
+        add_error=(errors / u2).sqrt(),
+        swallowed=unmoved / moved_count,
+        nonfinite=count - finite,
+        token_correlation=token_correlation(direction, tokens),
     )
 
 
-def token_correlation(rows: Tensor) -> Tensor | None:
-    """Return the mean cosine over all pairs of distinct tokens, None with fewer than two; zero vectors are left out.
+def token_correlation(direction: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean cosine over all pairs of distinct tokens; zero vectors are left out.
 
-    With unit vectors e_t, sum over t != s of e_t . e_s = |sum e_t|^2 - n, so no [tokens, tokens] matrix is needed.
+    With unit vectors e_t, the sum over t != s of e_t . e_s is |sum e_t|^2 - n: no [tokens, tokens] matrix is needed.
+
+    Parameters
+    ----------
+    direction
+        Sum of the unit vectors, [width].
+    tokens
+        Their number n; the result is NaN below 2.
     """
-    if rows.shape[0] < 2:
-        return None
-    squares = (rows * rows).sum(-1)
-    inverse = torch.where(squares > 0, squares.rsqrt(), 0.0).to(rows.dtype)
-    total = (inverse @ rows).double()
-    n = (squares > 0).sum(dtype=torch.float64)
-    return (total.square().sum() - n) / (n * (n - 1))
+    return (torch.dot(direction, direction) - tokens) / (tokens * (tokens - 1))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from propcheck.observe.statistics import Moments
     from propcheck.records import Sublayer
 
 _NAME = "_propcheck_trace"
@@ -35,14 +34,15 @@ class Trace:
     """The history of one tensor since the last residual addition on its way."""
 
     kind: Kind
+    roots: frozenset[int] = frozenset()  # numbers of the look-ups that it comes from, however many additions ago
     norm: Norm | None = None  # the last norm that a stream passed since the addition
     read_norm: Norm | None = None  # the norm that a branch read the stream through
     written_norm: bool = False  # a branch passed a norm after its last product
-    scaled: bool = False  # a stream was multiplied by a number
+    ungained: bool = False  # it passed a norm whose gain, if there is one, is still to come
+    scalings: int = 0  # how many numbers a stream was multiplied by
+    read_scalings: int = 0  # how many of those a branch saw
     rooted: bool = False  # a factor passed a root, so it is a scale and not a mean
-    source: Trace | None = None  # of a factor: what it was reduced from
-    moments: Moments | None = None  # of this very tensor's values, where known
-    parameters: frozenset[str] = frozenset()  # on the way from the stream
+    parameters: frozenset[str] = frozenset()  # on the way since the addition
     features: frozenset[str] = frozenset()  # what tells the kinds of sublayer apart
     product: int = 0  # number of the last product on the way
     module: str | None = None  # the outermost module below the block that made it
@@ -84,7 +84,7 @@ def merged(traces: list[Trace]) -> Trace:
     lead = max(branches or [trace for trace in traces if trace.kind == "stream"] or traces, key=lambda trace: trace.product)
     return replace(
         lead,
-        moments=None,
+        roots=frozenset().union(*(trace.roots for trace in traces)),
         parameters=frozenset().union(*(trace.parameters for trace in traces)),
         features=frozenset().union(*(trace.features for trace in traces)),
         read_norm=next((trace.read_norm for trace in branches if trace.read_norm is not None), lead.read_norm),
