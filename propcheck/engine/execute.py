@@ -91,7 +91,10 @@ def execute(
     weights.bring_permanently(permanent)
     ledger = Ledger()
     follower = Follower({id(tensor): name for name, tensor in weights.tensors.items()}, ledger)
-    conductor = Conductor(follower, weights, seed, chosen.resident, _meter(units, blocks, progress))
+    entries = {entry.name: entry for entry in recording.entries}
+    conductor = Conductor(follower, weights, seed, chosen.resident, _meter(units, blocks, progress), entries)
+    conductor.outside.update((entry.name, entry) for entry in permanent)
+    follower.on_use = conductor.use
     with ExitStack() as stack:
         for handle in follower.watch(model):
             stack.callback(handle.remove)
@@ -108,7 +111,9 @@ def execute(
             else:
                 loss = target.loss(model(*inputs), inputs)
         loss.backward()
-    ledger.settle({entry.name: weights.tensors[entry.name] for entry in permanent if entry.kind == "parameter"})  # type: ignore[misc]
+    ledger.settle(
+        {name: weights.tensors[name] for name, entry in conductor.outside.items() if entry.kind == "parameter"}  # type: ignore[misc]
+    )
     return Pass(
         class_name=type(model).__name__,
         mode=chosen.mode,

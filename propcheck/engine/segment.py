@@ -22,6 +22,7 @@ from propcheck.observe.trace import mark, trace_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from propcheck.build.record import Entry
     from propcheck.engine.units import Unit
     from propcheck.engine.weights import Weights
     from propcheck.observe.follow import Follower
@@ -36,15 +37,27 @@ class Conductor:
     seed: int
     resident: frozenset[str]
     progress: Callable[[str, Unit], None]
+    entries: dict[str, Entry]
     calls: int = 0
+    running: Unit | None = None
+    only_lookups: bool = True  # of the unit that runs, so far
+    outside: dict[str, Entry] = field(default_factory=dict)  # used while their unit was not running
     pending: dict[str, int] = field(default_factory=dict)  # by parameter: calls whose backward is still to come
+
+    def use(self, name: str, function: str) -> None:
+        """Before a parameter is used: one that is not of the unit that runs stays in memory from now on."""
+        self.only_lookups &= function == "embedding"
+        if name in self.outside or (self.running is not None and name in self.running.names):
+            return
+        self.outside[name] = self.entries[name]
+        self.weights.bring_permanently([self.entries[name]])
 
     def settle(self, unit: Unit) -> None:
         """After the backward of a call: measure the parameters that no other call will add to."""
         done = {}
         for entry in unit.entries:
             self.pending[entry.name] -= 1
-            if not self.pending[entry.name]:
+            if not self.pending[entry.name] and entry.name not in self.outside:
                 done[entry.name] = self.weights.tensors[entry.name]
         self.follower.ledger.settle(done)  # type: ignore[arg-type]
 
@@ -84,8 +97,7 @@ class Call:
             graph = self._compute()
         self.last_site = follower.next_site
         # A look-up needs no weight in its backward: its graph is as good as free.
-        lookup = all(follower.roles.get(entry.name) == "embedding" for entry in unit.entries)
-        if kept or lookup:
+        if kept or conductor.only_lookups:
             self.graph = graph
         self.in_memory = kept
         if not kept:
@@ -115,6 +127,8 @@ class Call:
                 mark(own, trace)
                 leaves.append(own)
             args, kwargs = tree_unflatten(leaves, self.spec)
+            stack.callback(setattr, self.conductor, "running", self.conductor.running)
+            self.conductor.running, self.conductor.only_lookups = self.unit, True
             result = self.forward_function(*args, **kwargs)
         self.output_leaves, self.output_spec = tree_flatten(result)
         return inputs, [leaf for leaf in self.output_leaves if isinstance(leaf, Tensor)]

@@ -26,6 +26,7 @@ class Unit:
     module: nn.Module
     entries: tuple[Entry, ...]
     block: int | None
+    names: frozenset[str]  # of its entries
 
     @property
     def nbytes(self) -> int:
@@ -74,8 +75,8 @@ def divide(model: nn.Module, entries: Sequence[Entry]) -> tuple[list[Unit], tupl
             if entry.kind == "parameter" and any(name == path or name.startswith(f"{path}.") for name in entry.names)
         )
         if own:
-            units.append(Unit(path, module, own, numbers.get(path)))
-            owned |= {entry.name for entry in own}
+            units.append(Unit(path, module, own, numbers.get(path), frozenset(entry.name for entry in own)))
+            owned |= units[-1].names
     return units, tuple(entry for entry in entries if entry.name not in owned)
 
 

@@ -61,6 +61,8 @@ class Weights:
         """Materialise entries that stay: buffers, and parameters of no unit."""
         for entry in entries:
             self._holders[entry.name] += 1
+            if self._holders[entry.name] > 1:
+                continue
             value = self._replay.materialize(entry, self._seed)
             self._count(entry, value)
             self.tensors[entry.name].data = value.to(self._device)

@@ -70,6 +70,8 @@ class Follower(TorchFunctionMode):
         self.measure = True  # forward statistics
         self.differentiate = True  # gradient hooks
         self.next_site = 0
+        # Told of each parameter or buffer before it is used, and of the function that uses it.
+        self.on_use: Callable[[str, str], None] = lambda _parameter, _function: None
         self._names = names
         self._propagation = Propagation(names)
         self._norms_at_last_sum = 0
@@ -138,6 +140,10 @@ class Follower(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name: str = getattr(func, "__name__", "")
+        for operand in tensors_in((*args, *kwargs.values())):
+            parameter = self._names.get(id(operand))
+            if parameter is not None and name != "__get__":  # a look at its shape or dtype uses no value
+                self.on_use(parameter, name)
         if name == "embedding":
             return self._embedding(func, args, kwargs)
         if name in ADDITIONS and (found := _residual(args, kwargs)) is not None:
