@@ -54,6 +54,7 @@ def scan(
         If the device is missing or the inputs cannot be read.
     """
     started = time.perf_counter()
+    peak_before = peak_rss_bytes()
     if threads is not None:
         torch.set_num_threads(threads)
     device = _device(probe.scan.device)
@@ -78,6 +79,7 @@ def scan(
         if progress is not None:
             progress.stop()
     first = passes[0]
+    peak = peak_rss_bytes()
     own = [row for row in rows if row.seed == seeds[0]]
     return Run(
         path=None,
@@ -89,7 +91,7 @@ def scan(
         engine=EngineInfo(
             mode=first.mode,
             wall_seconds=time.perf_counter() - started,
-            peak_rss_bytes=peak_rss_bytes(),
+            peak_rss_bytes=peak,
             threads=torch.get_num_threads(),
             device=str(device),
             memory_budget_bytes=memory or free_memory(),
@@ -105,7 +107,19 @@ def scan(
         command=command,
         sites=tuple(rows),
         parameters=_parameters(first),
+        notes=_over_budget(first, peak, memory) if memory is not None and peak_before < peak else (),
     )
+
+
+def _over_budget(one: Pass, peak: int, budget: int) -> tuple[str, ...]:
+    if peak <= budget:
+        return ()
+    path, size = one.largest_unit
+    note = (
+        f"The peak of {peak / 2**30:.3g} GiB is above the budget of {budget / 2**30:.3g} GiB: a scan cannot use less than its "
+        f"libraries (about 0.5 GiB), the activations, and the largest part of the model, {path} ({size / 2**30:.3g} GiB)."
+    )
+    return (note,)
 
 
 def _device(name: str) -> torch.device:

@@ -37,6 +37,7 @@ class Pass:
 
     class_name: str
     mode: str
+    largest_unit: tuple[str, int]  # path, and bytes of its parameters
     blocks: int
     entries: tuple[Entry, ...]
     block_of: dict[str, int | None]  # by parameter
@@ -117,6 +118,7 @@ def execute(
     return Pass(
         class_name=type(model).__name__,
         mode=chosen.mode,
+        largest_unit=max(((unit.path, unit.nbytes) for unit in units), key=lambda unit: unit[1], default=("", 0)),
         blocks=blocks,
         entries=recording.entries,
         block_of={entry.name: unit.block for unit in units for entry in unit.entries},
