@@ -69,6 +69,10 @@ class Weights:
 
     def bring(self, unit: Unit) -> None:
         """Materialise the parameters of ``unit`` that are not in memory."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - what happens here is not the model's doing
+            self._bring(unit)
+
+    def _bring(self, unit: Unit) -> None:
         missing = [entry for entry in unit.entries if not self._holders[entry.name]]
         for entry in unit.entries:
             self._holders[entry.name] += 1

@@ -142,7 +142,7 @@ class Follower(TorchFunctionMode):
         name: str = getattr(func, "__name__", "")
         for operand in tensors_in((*args, *kwargs.values())):
             parameter = self._names.get(id(operand))
-            if parameter is not None and name != "__get__":  # a look at its shape or dtype uses no value
+            if parameter is not None and name not in ("__get__", "__set__"):  # an attribute, not the value
                 self.on_use(parameter, name)
         if name == "embedding":
             return self._embedding(func, args, kwargs)
