@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _SEVERITIES = ("note", "warning", "error")
+_MOST_SEEDS = 10_000
 
 
 @app.callback(invoke_without_command=True)
@@ -78,7 +79,7 @@ def scan(
     ignore: Annotated[list[str] | None, typer.Option(metavar="IDS", help="Leave these rules out; repeatable.")] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: as many as torch takes.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; default: as many as torch takes.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run one forward and one backward pass of the full model and say where the signal is lost.
@@ -228,9 +229,12 @@ def _seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dots, last = part.partition("..")
         try:
-            seeds += range(int(first), int(last) + 1) if dots else [int(part)]
+            ends = (int(first), int(last if dots else first))
         except ValueError:
             raise PropcheckError(f"--seeds {text}: must be whole numbers, as in 0,1 or 0..4") from None
+        if ends[1] - ends[0] >= _MOST_SEEDS:  # each is a whole scan, so this is a slip of the hand
+            raise PropcheckError(f"--seeds {text}: {part} is more than {_MOST_SEEDS} seeds")
+        seeds += range(ends[0], ends[1] + 1)
     return seeds
 
 
@@ -275,6 +279,10 @@ def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except AttributeError:  # sys.stdout is None where the shell closed it (>&-)
+        raise PropcheckError("standard output is closed") from None
+    except OSError as error:
         # What is still buffered would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise PropcheckError(f"standard output: {error.strerror or error}") from error

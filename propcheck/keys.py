@@ -70,7 +70,7 @@ def accepts(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(annotation, "a table")
     rules = [rule for one in metadata for rule in (one.metadata if isinstance(one, FieldInfo) else (one,))]
     bounds = [
-        f"{sign} {value:g}"
+        f"{sign} {value if isinstance(value, int) else format(value, 'g')}"
         for rule in rules
         for name, sign in _BOUNDS.items()
         if isinstance(value := getattr(rule, name, None), int | float)
@@ -126,7 +126,7 @@ def _message(fault: Mapping[str, Any], where: tuple[str, ...], schema: type[Base
     if right.startswith("one of ") and isinstance(fault["input"], str):
         near = difflib.get_close_matches(_toml(fault["input"]), right.removeprefix("one of ").split(", "), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{dotted} = {_toml(fault['input'])} must be {right}{hint}"
+    return f"{dotted} = {_toml(fault['input'])} must be {right}{hint}".removeprefix(" = ")
 
 
 def _suggestion(where: tuple[str, ...], schema: type[BaseModel]) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B", re.IGNORECASE)
 _EXPONENT = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -60,7 +60,7 @@ class InputsConfig(Section):
     dtype: Literal["uint16", "uint32"] | None = Field(None, description="What a .bin file holds, little-endian.")
     batch: int = Field(1, ge=1, description="Sequences.")
     tokens: int = Field(256, ge=2, description="Tokens of each sequence; the loss predicts each from those before it.")
-    exponent: float = Field(1.0, ge=0, description="Exponent of zipf; 1 is Zipf's law, 0 is uniform.")
+    exponent: float = Field(1.0, ge=0, allow_inf_nan=False, description="Exponent of zipf; 1 is Zipf's law, 0 is uniform.")
 
     @model_validator(mode="after")
     def _source_has_its_file(self) -> InputsConfig:
@@ -119,7 +119,9 @@ class ScanConfig(Section):
 class RuleSettings(Section):
     """A `[rules.PCnnn]` table: how one rule judges."""
 
-    threshold: float | None = Field(None, description="The rule's limit, in the unit that `propcheck rules PCnnn` names.")
+    threshold: float | None = Field(
+        None, allow_inf_nan=False, description="The rule's limit, in the unit that `propcheck rules PCnnn` names."
+    )
     severity: Severity | None = Field(None, description="What its findings are worth; default: as the rule has it.")
 
 
@@ -283,7 +285,11 @@ def _with_base(path: Path, data: dict[str, Any], seen: tuple[Path, ...]) -> dict
     below = _base_path(path, base)
     if below.resolve() in seen:
         raise PropcheckError(f"{path}: base = {base!r}: it is its own base")
-    merged = _merged(_with_base(below, _read(below), (*seen, below.resolve())), data)
+    try:
+        own = _read(below)
+    except PropcheckError as error:
+        raise PropcheckError(f"{path}: base = {base!r}: {error}") from error
+    merged = _merged(_with_base(below, own, (*seen, below.resolve())), data)
     return {**merged, "base": str(below) if below != bundled_probes().get(base) else base}
 
 
@@ -326,7 +332,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise PropcheckError(f"{path}: not TOML: {error}") from error
     except UnicodeDecodeError as error:

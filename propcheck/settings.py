@@ -23,7 +23,7 @@ class ToolSettings(ScanConfig):
         "error", alias="fail-level", description="Least severity that gives status 1."
     )
     detail: Literal["block", "site"] = Field("block", description="What a row of the table is.")
-    threads: int | None = Field(None, ge=1, description="Threads; default: as many as torch takes.")
+    threads: int | None = Field(None, ge=1, le=1024, description="Threads; default: as many as torch takes.")
 
     @property
     def scan(self) -> dict[str, Any]:

@@ -206,7 +206,8 @@ def test_pyproject_gives_defaults_that_options_and_the_probe_overrule(scanner, t
         ("[tool.propcheck]\nfail_level = 'note'", "unknown key fail_level; did you mean fail-level?"),
         ("[tool.propcheck]\nmemory = 5", 'memory = 5: must be "auto" or a size with its unit, as in "5GiB" or "800MB"'),
         ("[tool.propcheck]\ndetail = 'row'", 'detail = "row" must be one of "block", "site"'),
-        ("[tool.propcheck]\nthreads = 0", "threads = 0 must be an integer >= 1"),
+        ("[tool.propcheck]\nthreads = 0", "threads = 0 must be an integer >= 1 and <= 1024"),
+        ("tool.propcheck = 3", "3 must be a table"),
     ],
 )
 @pytest.mark.usefixtures("scanner")
@@ -229,6 +230,8 @@ def test_a_wrong_pyproject_is_named(tmp_path, capsys, table, said):
         ("scan tiny --precision bf17", "bf17"),
         ("scan tiny --seeds 1,x", "--seeds 1,x: must be whole numbers, as in 0,1 or 0..4"),
         ("scan tiny --seeds 3..1", "--seeds: scan.seeds = [] must be a list of at least one"),
+        ("scan tiny --seeds 0..99999999999", "--seeds 0..99999999999: 0..99999999999 is more than 10000 seeds"),
+        ("scan tiny --threads 100000", "--threads"),
         ("scan tiny --memory 5", '--memory: scan.memory = "5": must be "auto" or a size with its unit'),
         ("scan tin", "tin: no such file or bundled probe; did you mean tiny?"),
         ("scan gpt2 --tokens 2000", "--tokens: inputs.tokens = 2000 is more than the model's model.positions = 1024"),
@@ -325,6 +328,16 @@ def test_help_answers_at_once(arguments):
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"), [(">/dev/full", "standard output: No space left on device"), (">&-", "standard output is closed")]
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_standard_output_that_takes_nothing_is_said(redirection, said):
+    command = f"{sys.executable} -m propcheck rules {redirection}"
+    ended = subprocess.run(["sh", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, f"propcheck: {said}\n")
 
 
 @pytest.mark.parametrize("command", ["keys", "--help"])

@@ -125,7 +125,10 @@ def test_an_empty_file_is_all_defaults_and_named_after_itself(probe_file):
         ),
         ("[model]\nmixers = []", 'model.mixers = [] must be a list of at least one, each one of "attention", "deltanet"'),
         ("[model]\nlayer = 3\nlayers = 'x'", "unknown key model.layer; did you mean model.layers? (and 1 more)"),
-        ("[scan]\nseeds = [0, -1]", "scan.seeds[1] = -1 must be an integer >= 0"),
+        ("[scan]\nseeds = [0, -1]", "scan.seeds[1] = -1 must be an integer >= 0 and <= 4294967295"),
+        ("[scan]\nseeds = [4294967296]", "scan.seeds[0] = 4294967296 must be an integer >= 0 and <= 4294967295"),
+        ("[rules.PC204]\nthreshold = nan", "rules.PC204.threshold = NaN must be a number"),
+        ("[inputs]\nexponent = inf", "inputs.exponent = Infinity must be a number >= 0"),
         ("[scan]\nseeds = [2, 2]", "scan.seeds = [2, 2]: each seed may stand once"),
         ("[scan]\nmemory = 5", 'scan.memory = 5: must be "auto" or a size with its unit, as in "5GiB" or "800MB"'),
         ("[scan]\ndevice = 'tpu'", 'scan.device = "tpu": must be "cpu", "cuda" or "cuda:N"'),
@@ -155,6 +158,17 @@ def test_a_bin_file_needs_its_dtype_and_a_file_of_tokens_a_known_ending(probe_fi
     assert "give dtype" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.bin'"))
     assert "must end in .npy or .bin" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.txt'"))
     assert "drop it" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.npy'\ndtype = 'uint16'"))
+
+
+def test_a_base_that_is_missing_is_blamed_on_the_file_that_names_it(probe_file, tmp_path):
+    path = probe_file("base = 'nix.toml'")
+    assert message(path) == f"{path}: base = 'nix.toml': {tmp_path}/nix.toml: No such file or directory"
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xef\xbb\xbf[model]\nlayers = 3\n")
+    assert load_probe(str(path)).model.layers == 3
 
 
 def test_an_unknown_target_lists_the_bundled_probes_and_the_nearest():

@@ -117,7 +117,7 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 place=place_of(first),
                 metric="update_rms",
                 value=first.update_rms,
-                expected=median(alike),
+                expected="above 0" if exact and not median(alike) else median(alike),
                 message=f"The branch at {in_words(first)} {what} and {gradient} in its own parameters, although the "
                 f"gradient of the loss reaches its output: the first step of training does not revive it.{more}",
                 severity="error" if exact else "warning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 from propcheck.depth import Profile, log_ratio, median, safe_exp
@@ -135,8 +136,10 @@ def _odd_step(curve: Profile, index: int, limit: float) -> tuple[str, float, flo
     first_unit = len(curve.units[0])
     links = {i: _link(curve.sites, i) for i in (index, *_near(curve, index, 0))}
     found = _stands_out(index, links, _near_sides(curve, index, 0), limit)
-    # Where a norm acts on the stream, the first norm after the embedding does what no later one does: it sets the scale.
-    sets_scale = index <= first_unit and found is not None and abs(found[1]) > 0.01
+    # Where a norm acts on the stream, the first norm after the embedding does what no later one does: it sets the scale. Where
+    # the placement is not known, later steps that are not x1 tell that something acts on the stream.
+    normed = curve.sites[index].placement in NORM_ON_STREAM
+    sets_scale = index <= first_unit and found is not None and (normed or abs(found[1]) > 0.01)
     if found is not None and not sets_scale:
         return ("stream_rms / sum_rms before", *found)
     if index < first_unit:
@@ -177,7 +180,12 @@ def _stands_out(
     known = [[step for i in side if (step := steps[i]) is not None] for side in sides]
     if own is None or sum(len(side) for side in known) < 2:
         return None
-    deviations = [own - middle for side in known if (middle := median(side)) is not None]
+    # The median of two lies between them, so that one odd neighbour would drag it; of two, the nearer one counts.
+    deviations = [
+        min((own - side_median for side_median in {statistics.median_low(side), statistics.median_high(side)}), key=abs)
+        for side in known
+        if side
+    ]
     if all(d > limit for d in deviations) or all(d < -limit for d in deviations):
         expected = median([*known[0], *known[1]])
         return None if expected is None else (own, expected)
@@ -218,8 +226,9 @@ DISCONTINUITY = Rule(
     "block that dwarfs the embedding multiplies the embedding's gradient by as much, which published work ties to loss "
     "spikes.",
     formula="Two steps a site: sum_rms / stream_rms, and stream_rms / sum_rms of the site before. Each is compared with the "
-    "median of the three nearest siblings (same kind, same role in the block) on either side, and must differ from both by "
-    "more than the threshold, in the same direction. The first block is judged as a whole: its last sum_rms over the first "
+    "median of the three nearest siblings (same kind, same role in the block; of two, the one that differs less) on either "
+    "side, and must differ from both by more than the threshold, in the same direction. Where a norm acts on the stream, the "
+    "first one sets the scale and is not judged so. The first block is judged as a whole: its last sum_rms over the first "
     f"stream_rms, more than {FIRST_BLOCK_LIMIT:g}.",
     basis="The steepest healthy step after the first block is sqrt(2), and differs from the next, sqrt(1.5), by a factor of "
     "1.15; a residual that is doubled or missing gives 2 or more. 1.5 lies midway. For the first block, embeddings of one "

@@ -138,6 +138,7 @@ def test_dead_branches_of_one_kind_are_one_finding():
     records = [dead(r, own_gradient=0.0) if r.sublayer == "attention" else r for r in additive(8)]
     finding = only(run_of(records), "PC203")
     assert "7 more sites" in finding.message
+    assert finding.expected == "above 0"  # its siblings are as dead: their size is not what is right
 
 
 def test_a_branch_a_million_times_weaker_than_its_siblings_is_a_warning():

@@ -114,3 +114,25 @@ def test_parallel_blocks_are_silent():
             records.append(site(len(records), block, kind, stream=stream, update=update, total=total))
         stream = total
     assert ids(run_of(records)) == []
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 12])
+@pytest.mark.parametrize("embedding", [1e-4, 0.02, 100.0])
+@pytest.mark.parametrize("alpha", [1.0, 2.2])
+def test_the_first_norm_after_an_embedding_of_any_size_sets_the_scale_and_is_no_jump(blocks, embedding, alpha):
+    records = []
+    for number in range(2 * blocks):
+        stream = alpha * (1.0 if number else embedding)  # N(ax + F), whose updates are small beside the stream
+        update = stream * (0.02, 0.05)[number % 2]
+        kind = ("attention", "mlp")[number % 2]
+        records.append(site(number, number // 2, kind, stream=stream, update=update, placement="deepnorm"))
+    severities = [finding.severity for finding in judge(run_of(records, placement="deepnorm"))]
+    assert severities == (["note"] if embedding < 1 else [])
+
+
+def test_one_odd_block_beside_the_last_one_does_not_make_the_last_one_odd():
+    # Four blocks: the last mlp is compared with two others alone, of which one is odd.
+    records = toy(4, at=5, step=lambda stream, update: math.hypot(5 * stream, update))
+    (finding,) = judge(run_of(records), select=["PC205"])
+    assert finding.site.site == 5
+    assert "beside it" not in finding.message
