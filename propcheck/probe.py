@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
+# The decoder's parameters of their own; a weight or bias, in fp32 beside half-precision activations, would not multiply.
+KeptName = Literal["A_log", "dt_bias", "scale"]
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
@@ -39,9 +41,10 @@ class PrecisionConfig(Section):
 
     preset: Preset = Field(
         "bf16",
-        description="bf16, fp16, fp32: parameters and activations; bf16-mixed: fp32 parameters, bf16 products (autocast).",
+        description="bf16, fp16, fp32: parameters and activations; bf16-mixed: fp32 parameters, bf16 products (autocast). "
+        "With fp16 the loss is scaled by 1024 for the backward pass, and the gradients are divided by it.",
     )
-    keep_fp32: tuple[str, ...] = Field((), description="Last name parts of parameters that stay fp32 whatever the preset.")
+    keep_fp32: tuple[KeptName, ...] = Field((), description="Last name parts of parameters that stay fp32 whatever the preset.")
 
 
 class InputsConfig(Section):

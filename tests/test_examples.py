@@ -22,20 +22,22 @@ def rendered(directory):
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.8-27b-postnorm"])
-def test_the_example_runs_are_whole_full_size_and_made_by_the_command_beside_them(name):
+# Post-norm needs no final norm: 5120 gains fewer.
+@pytest.mark.parametrize(("name", "parameters"), [("qwen3.8-27b", 26_895_998_464), ("qwen3.8-27b-postnorm", 26_895_993_344)])
+def test_the_example_runs_are_whole_full_size_and_made_by_the_command_beside_them(name, parameters):
     run = read_run(ROOT / "reports" / name)
-    assert run.model.parameters == 26_895_998_464
+    assert run.model.parameters == parameters
     assert run.model.sites == len(run.sites) == 128
     assert f"| `{run.command}` |" in (ROOT / "reports" / "README.md").read_text()
     assert run.engine.peak_rss_bytes <= 5 * 2**30
     assert sum(path.stat().st_size for path in (ROOT / "reports" / name).iterdir()) < 1_000_000
 
 
-def test_the_readme_shows_lines_of_the_example_run():
+@pytest.mark.parametrize("name", ["qwen3.8-27b", "qwen3.8-27b-postnorm"])
+def test_the_readme_shows_lines_of_the_example_runs(name):
     text = (ROOT / "README.md").read_text()
-    (shown,) = re.findall(r"<!-- from: propcheck scan qwen3\.8-27b --memory 5GiB -->\n```\n(.*?)```", text, flags=re.DOTALL)
-    lines = rendered(ROOT / "reports" / "qwen3.8-27b")
+    (shown,) = re.findall(rf"<!-- from: propcheck scan {re.escape(name)} --memory 5GiB -->\n```\n(.*?)```", text, re.DOTALL)
+    lines = rendered(ROOT / "reports" / name)
     missing = [line for line in shown.splitlines() if line.strip() not in ("", "...") and line not in lines]
     assert not missing
 
@@ -57,6 +59,18 @@ def test_the_example_run_has_the_numbers_of_an_independent_measurement():
     assert gradients[0] == pytest.approx(90, rel=0.15)
     assert gradients[63] == pytest.approx(0.00333, rel=0.15)
     assert sum(site.nonfinite for site in sites) == 0
+
+
+def test_the_post_norm_twin_follows_the_backward_law():
+    # A norm after each addition: g_k^2 = g_{k+1}^2 (1 + b) / (1 + f), with f = update_ratio^2 and b / f = 2.07 for SwiGLU
+    # (computed for pre-activations of std 0.2 to 2); see propcheck.theory. The mixers' share is small.
+    sites = read_run(ROOT / "reports" / "qwen3.8-27b-postnorm").sites
+    ffn = [s for s in sites if s.sublayer == "mlp" and s.block is not None and s.block > 0]
+    law = [((1 + 2.07 * s.update_ratio**2) / (1 + s.update_ratio**2)) ** 0.5 for s in ffn]
+    # The gradient behind the norm is that of the next block's stream.
+    entry = {s.block: s.grad_stream_norm for s in reversed(sites)}
+    measured = [s.grad_stream_norm / entry[s.block + 1] for s in ffn[:-1]]
+    assert measured == pytest.approx(law[:-1], rel=0.1)
 
 
 def test_the_walk_through_opens_a_run(tmp_path):

@@ -68,3 +68,13 @@ def test_progress_covers_the_work_and_ends():
     blocks = [(phase, block) for phase, block, _, _ in listener.seen if block is not None]
     once = [("forward", 0), ("forward", 1), ("forward", 2), ("backward", 2), ("backward", 1), ("backward", 0)]
     assert blocks == once * 2
+
+
+def test_fp16_gradients_are_those_of_a_scaled_loss():
+    # Without scaling, the small elements of the gradient fall below the least fp16 number, 6e-8, and become 0.
+    wide = {**SMALL, "vocabulary": 2000, "width": 64}
+    runs = [scan(probe(model=wide, inputs={"tokens": 64}, precision={"preset": p}), target="p") for p in ("fp32", "fp16")]
+    fp32, fp16 = ([row.grad_stream_norm for row in run.sites] for run in runs)
+    assert fp16 == pytest.approx(fp32, rel=0.05)
+    fp32, fp16 = ([p.grad_norm for p in run.parameters] for run in runs)
+    assert fp16 == pytest.approx(fp32, rel=0.1)

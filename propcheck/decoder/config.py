@@ -19,7 +19,7 @@ InitScheme = Literal["normal", "gpt2", "xavier", "he", "fan-in", "small"]
 class Section(BaseModel):
     """Base of every section: immutable, and unknown keys are an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class AttentionConfig(Section):
@@ -75,7 +75,7 @@ class NormConfig(Section):
 class ModelConfig(Section):
     """The `[model]` section: shape of the decoder."""
 
-    layers: int = Field(12, ge=1, description="Blocks; each is a mixer and a feed-forward network, so two sites.")
+    layers: int = Field(12, ge=1, le=10_000, description="Blocks; each is a mixer and a feed-forward network, so two sites.")
     width: int = Field(768, ge=1, description="Width of the residual stream.")
     vocabulary: int = Field(50257, ge=2, description="Rows of the embedding.")
     mixers: tuple[Mixer, ...] = Field(("attention",), min_length=1, description="Mixer kinds, repeated over the layers.")

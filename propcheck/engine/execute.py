@@ -111,10 +111,13 @@ def execute(
                     loss = target.loss(model(*inputs), inputs)
             else:
                 loss = target.loss(model(*inputs), inputs)
-        loss.backward()
+        (loss * target.loss_scale).backward()
     ledger.settle(
         {name: weights.tensors[name] for name, entry in conductor.outside.items() if entry.kind == "parameter"}  # type: ignore[misc]
     )
+    gradients = _to_floats(list(ledger.norms.values()))
+    for site in follower.sites:
+        site.gradients = {name: norm / target.loss_scale for name, norm in site.gradients.items()}
     return Pass(
         class_name=type(model).__name__,
         mode=chosen.mode,
@@ -127,7 +130,7 @@ def execute(
         roles=follower.roles,
         sites=tuple(follower.sites),
         last_normed=follower.last_normed,
-        gradients=dict(zip(ledger.norms, _to_floats(list(ledger.norms.values())), strict=True)),
+        gradients={name: norm / target.loss_scale for name, norm in zip(ledger.norms, gradients, strict=True)},
         loss=float(loss.detach()),
     )
 

@@ -180,6 +180,8 @@ def _stands_out(
     known = [[step for i in side if (step := steps[i]) is not None] for side in sides]
     if own is None or sum(len(side) for side in known) < 2:
         return None
+    if sides[1] and not known[0]:
+        return None  # only later siblings: the stream has just begun, and its first steps are the steepest
     # The median of two lies between them, so that one odd neighbour would drag it; of two, the nearer one counts.
     deviations = [
         min((own - side_median for side_median in {statistics.median_low(side), statistics.median_high(side)}), key=abs)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "bf16-mixed": torch.float32}
 
+# Nobody trains in fp16 without scaling the loss: gradients of single elements lie below its least number, 6e-8. torch's
+# GradScaler starts at 2^16 and backs off when something overflows; 2^10 leaves room for the gradients of small embeddings.
+_FP16_LOSS_SCALE = 2.0**10
+
 
 def decoder_target(probe: Probe) -> Target:
     """Return the decoder of ``probe`` with its inputs and the next-token loss."""
@@ -39,6 +43,7 @@ def decoder_target(probe: Probe) -> Target:
         tokens=probe.inputs.batch * probe.inputs.tokens,
         uniform_loss=math.log(probe.model.vocabulary),
         autocast=torch.bfloat16 if preset == "bf16-mixed" else None,
+        loss_scale=_FP16_LOSS_SCALE if preset == "fp16" else 1.0,
     )
 
 

@@ -30,6 +30,8 @@ class Target:
         The loss of a uniform guess, ln(vocabulary); None if there is none.
     autocast
         The dtype of products, when parameters have another.
+    loss_scale
+        What the loss is multiplied by before the backward pass, and gradients divided by after it.
     """
 
     build: Callable[[], nn.Module]
@@ -38,3 +40,4 @@ class Target:
     tokens: int
     uniform_loss: float | None
     autocast: torch.dtype | None
+    loss_scale: float = 1.0
