@@ -136,3 +136,16 @@ def test_one_odd_block_beside_the_last_one_does_not_make_the_last_one_odd():
     (finding,) = judge(run_of(records), select=["PC205"])
     assert finding.site.site == 5
     assert "beside it" not in finding.message
+
+
+def test_the_second_block_after_a_tiny_embedding_is_not_blamed_for_the_embedding():
+    # A norm on the first branch damps its update with the embedding, so block 1's attention takes the steep step that block 0
+    # should have: x3.7 where later blocks take x1.1. The embedding is to blame, and named.
+    stream, records = 0.02, []
+    for number in range(32):
+        update = 0.01 if number == 0 else 0.27 if number == 1 else 0.96
+        total = math.hypot(stream, update)
+        records.append(site(number, number // 2, ("attention", "mlp")[number % 2], stream=stream, update=update, total=total))
+        stream = total
+    found = judge(run_of(records), select={"PC205"})
+    assert [finding.site.block for finding in found] == [0]
