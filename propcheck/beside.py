@@ -57,4 +57,6 @@ def measured_note(run: Run, base: Run, base_name: str) -> str:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "unset"
     return f'"{value}"' if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)

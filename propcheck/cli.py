@@ -75,8 +75,13 @@ def scan(
         Literal["error", "warning", "note", "never"] | None,
         typer.Option(help="Least severity of a finding that gives status 1; default: error."),
     ] = None,
-    select: Annotated[list[str] | None, typer.Option(metavar="IDS", help="Judge by these rules only; repeatable.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="IDS", help="Leave these rules out; repeatable.")] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IDS", help="Judge by these rules only: ids or names, separated by commas; repeatable."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="IDS", help="Leave these rules out, written in the same way; repeatable.")
+    ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; default: as many as torch takes.")] = None,
@@ -112,7 +117,9 @@ def scan(
 
     selected, ignored = _rule_ids(select), _rule_ids(ignore)
     for name in (*probe.rules, *selected, *ignored):
-        propcheck.rules.find(name)  # a wrong one is refused now, not after the scan
+        rule = propcheck.rules.find(name)  # a wrong one is refused now, not after the scan
+        if name in probe.rules and probe.rules[name].threshold is not None and not rule.threshold:
+            raise PropcheckError(f"rules.{name}.threshold: {rule.id} always judges at 0; drop the key")
 
     import propcheck.scan
     import propcheck.store
@@ -134,6 +141,9 @@ def scan(
             from propcheck.report.plots import write_plots
 
             write_plots(run, directory)
+        else:  # those of an earlier run would show another one's numbers
+            for name in ("forward.png", "backward.png"):
+                (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise PropcheckError(f"{directory}: {error.strerror or error}") from error
     if not quiet and output_format == "json":  # the table says it itself

@@ -78,7 +78,7 @@ def markdown() -> str:
         "Generated from `propcheck/columns.py` by `python docs/generate.py`; do not edit.",
         "",
         "A value that does not apply or was not observed is null, never 0; a computed NaN or infinity is stored as such.",
-        "The norm of an activation is its rms times the root of the width, exactly. Padding positions count in none of these.",
+        "The norm of an activation is its rms times the root of the width, exactly.",
     ]
     for title, rows, columns in (
         ("sublayers.parquet", "one row a seed and site", SUBLAYER_COLUMNS),
@@ -86,4 +86,12 @@ def markdown() -> str:
     ):
         lines += ["", f"## {title}", "", f"{rows[0].upper()}{rows[1:]}.", "", "| column | meaning |", "|---|---|"]
         lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in columns.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "## JSON", "", _JSON]) + "\n"
+
+
+_JSON = """\
+`--output-format json` prints one strict JSON document: `schema_version`; `run` (path, target, model, precision, inputs, seeds,
+engine, versions); `loss` (its value and `uniform`, the logarithm of the vocabulary); `findings` (rule, name, severity, site,
+metric, value, expected, message, remedy); and `sublayers`, the rows of `sublayers.parquet`. A number that is not finite is the
+string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without the rows, and beside it
+`settings` (every key of the probe), `config_hash`, `command` and `notes`."""

@@ -61,7 +61,7 @@ def restore(value: float | str | None) -> float | str | None:
 
 
 def run_from_document(document: dict[str, Any]) -> Run:
-    """Read what :func:`run_document` wrote, with ``config_hash``, ``command`` and ``notes`` beside it; without rows.
+    """Read what :func:`run_document` wrote and what ``run.json`` has beside it, without rows.
 
     Raises
     ------
@@ -85,6 +85,7 @@ def run_from_document(document: dict[str, Any]) -> Run:
         parameters=(),
         findings=tuple(_finding(item) for item in document["findings"]),
         notes=tuple(document["notes"]),
+        settings=dict(document["settings"]),
     )
 
 

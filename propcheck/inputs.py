@@ -134,7 +134,9 @@ def _text(path: Path, tokenizer: Path) -> np.ndarray[Any, Any]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise PropcheckError(f"{tokenizer}: reading text needs tokenizers; pip install 'propcheck[hf]'") from error
+        raise PropcheckError(
+            f"{tokenizer}: reading text needs tokenizers; install the extra hf: pip install -e '.[hf]' in the clone"
+        ) from error
     _check_size(path)
     _check_size(tokenizer)
     try:

@@ -223,6 +223,6 @@ def page(schema: type[BaseModel]) -> str:
             lines += ["", table.description]
         lines += [""] if table.keys else []
         for key in table.keys:
-            default = f"default `{key.default}`" if key.default else "no default"
-            lines.append(f"- `{key.name}` ({key.accepts}; {default}): {key.description}")
+            default = f"; default `{key.default}`" if key.default else ""
+            lines.append(f"- `{key.name}` ({key.accepts}{default}): {key.description}")
     return "\n".join(lines) + "\n"

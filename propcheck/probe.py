@@ -205,6 +205,9 @@ def load_probe(
     data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "probe")
     as_written = json.dumps(data, default=str)
     parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
+    if any(override.key == "inputs.source" for override in parsed) and isinstance(inputs := data.get("inputs"), dict):
+        # Another source has no use for the file of the one that it replaces.
+        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*_PATHS, "dtype"}}
     for override in parsed:
         _apply(data, override)
     try:

@@ -9,7 +9,7 @@ tokens of the squared L2 norm, so norm = rms * sqrt(width); a gradient norm is F
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 
@@ -165,5 +165,5 @@ class Run:
     sites: tuple[SiteRecord, ...]
     parameters: tuple[ParameterRecord, ...]
     findings: tuple[Finding, ...] = field(default=())
-    # Forward statistics of what the scan saw outside the sites.
     notes: tuple[str, ...] = field(default=())
+    settings: dict[str, Any] = field(default_factory=dict)  # every key of the probe, as it was used

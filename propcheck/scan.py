@@ -105,6 +105,7 @@ def scan(
         loss=LossInfo(sum(one.loss for one in passes) / len(passes), decoder_target(probe).uniform_loss),
         config_hash=config_hash(probe),
         command=command,
+        settings=probe.model_dump(mode="json"),
         sites=tuple(rows),
         parameters=_parameters(first),
         notes=_over_budget(first, peak, memory) if memory is not None and peak_before < peak else (),

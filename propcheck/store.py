@@ -78,6 +78,7 @@ def write_run(run: Run, directory: Path) -> None:
         "config_hash": run.config_hash,
         "command": run.command,
         "notes": list(run.notes),
+        "settings": run.settings,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
     contents["run.json"] = (dumps(document) + "\n").encode()

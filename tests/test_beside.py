@@ -55,6 +55,7 @@ def test_settings_are_written_as_in_toml():
     assert settings_note("a", [("residual.placement", "post", "pre"), ("model.layers", 8, 64)]) == (
         'As a, but for residual.placement = "post" (there "pre"); model.layers = 8 (there 64).'
     )
+    assert settings_note("a", [("inputs.file", "b.npy", None)]) == 'As a, but for inputs.file = "b.npy" (there unset).'
 
 
 def test_measurements_are_written_beside_those_of_the_base():

@@ -19,6 +19,7 @@ import propcheck
 import propcheck.rules
 from propcheck.cli import run
 from propcheck.records import EngineInfo, Finding, InputInfo, LossInfo, ModelInfo, Place, Run, SiteRecord
+from propcheck.store import read_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -170,6 +171,23 @@ def test_options_override_the_probe_and_come_after_set(scanner):
     assert (probe.precision.preset, probe.inputs.tokens, probe.inputs.batch) == ("fp32", 16, 3)
     assert (probe.scan.seeds, probe.scan.memory_bytes) == ((0, 1, 2, 7), 5 * 2**30)
     assert (probe.scan.device, probe.scan.mode) == ("cuda:1", "eval")
+
+
+@pytest.mark.usefixtures("capsys")
+def test_pictures_of_an_earlier_run_do_not_stay_beside_a_new_one(tmp_path):
+    small = [f"--set=model.{key}={value}" for key, value in (("layers", 2), ("width", 32), ("vocabulary", 50))]
+    command = ["scan", "tiny", *small, "--tokens", "8", "-q", "--out", str(tmp_path)]
+    run(command)
+    assert {"forward.png", "backward.png"} < {path.name for path in tmp_path.iterdir()}
+    run([*command, "--no-plots"])
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "sublayers.parquet", "parameters.parquet"}
+    assert read_run(tmp_path).settings["model"]["width"] == 32
+
+
+@pytest.mark.usefixtures("scanner")
+def test_a_threshold_for_a_rule_that_has_none_is_refused(capsys):
+    assert run(["scan", "tiny", "--set", "rules.PC209.threshold=5"]) == 2
+    assert capsys.readouterr().err == "propcheck: rules.PC209.threshold: PC209 always judges at 0; drop the key\n"
 
 
 @pytest.mark.usefixtures("capsys")

@@ -203,4 +203,6 @@ def test_bad_texts_and_tokenizers_are_refused(text_inputs, tmp_path, monkeypatch
     (tmp_path / "tokenizer.json").unlink()
     assert refusal(text_inputs) == f"{tmp_path}/tokenizer.json: No such file or directory"
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert refusal(text_inputs).endswith("reading text needs tokenizers; pip install 'propcheck[hf]'")
+    assert refusal(text_inputs).endswith(
+        "reading text needs tokenizers; install the extra hf: pip install -e '.[hf]' in the clone"
+    )

@@ -281,3 +281,10 @@ def test_the_decoder_gets_its_sections_and_the_fp32_parameters():
 def test_reading_a_probe_imports_no_torch():
     code = "import sys; from propcheck.probe import load_probe; load_probe('tiny'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1]).returncode == 0
+
+
+def test_another_source_drops_the_file_of_the_one_it_replaces(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text('[inputs]\nsource = "tokens"\nfile = "ids.bin"\ndtype = "uint16"\ntokens = 9\n')
+    inputs = load_probe(str(path), ["inputs.source=zipf"]).inputs
+    assert (inputs.source, inputs.file, inputs.dtype, inputs.tokens) == ("zipf", None, None, 9)

@@ -106,14 +106,18 @@ def _first_block(curve: Profile) -> Hit | None:
         why = f"the first updates dwarf the embedding (update/stream {number(worst.update_ratio)} at {in_words(worst)})"
     else:
         why = "the first updates dwarf the embedding"
-    gradients = ""
-    deep = curve.units[-1][0].grad_stream_norm
-    fall = log_ratio(first.grad_stream_norm, deep)
-    if fall is not None and len(curve.units) > 1:
-        gradients = (
-            f" The gradient of the stream is {number(first.grad_stream_norm)} before {curve.noun} {curve.label(0)} and "
-            f"{number(deep)} before {curve.noun} {curve.label(len(curve.units) - 1)}, x{number(safe_exp(fall))}."
-        )
+    falls = []
+    for unit_index in dict.fromkeys((1, len(curve.units) - 1)) if len(curve.units) > 1 else ():
+        deeper = curve.units[unit_index][0].grad_stream_norm
+        fall = log_ratio(first.grad_stream_norm, deeper)
+        if fall is not None:
+            falls.append(f"x{number(safe_exp(fall))} that before {curve.noun} {curve.label(unit_index)} ({number(deeper)})")
+    gradients = (
+        f" The gradient of the stream before {curve.noun} {curve.label(0)} is {number(first.grad_stream_norm)}, "
+        f"{' and '.join(falls)}."
+        if falls
+        else ""
+    )
     return Hit(
         sites=tuple(record.site for record in unit),
         place=place_of(max(unit, key=lambda record: log_ratio(record.sum_rms, record.stream_rms) or 0.0)),
@@ -225,7 +229,7 @@ DISCONTINUITY = Rule(
     sees="A jump of the stream at one addition, or between two, that its neighbours do not have; and a first block that dwarfs "
     "the embedding.",
     why="A single block that doubles, drops or renormalises the stream is nearly always a mistake in that block. A first "
-    "block that dwarfs the embedding multiplies the embedding's gradient by as much, which published work ties to loss "
+    "block that dwarfs the embedding raises the embedding's gradient by as much or more, which published work ties to loss "
     "spikes.",
     formula="Two steps a site: sum_rms / stream_rms, and stream_rms / sum_rms of the site before. Each is compared with the "
     "median of the three nearest siblings (same kind, same role in the block; of two, the one that differs less) on either "

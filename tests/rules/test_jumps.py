@@ -75,7 +75,7 @@ def test_the_stock_qwen_model_gets_its_first_block_named_once_and_no_error():
     assert first.value == pytest.approx(3.425 / 0.02, rel=0.01)
     assert first.expected == pytest.approx(math.sqrt(2), rel=0.01)
     assert first.site.block == 0
-    for part in ("0.02", "3.43", "x171", "0.00335 before block 63"):
+    for part in ("0.02", "3.43", "x171", "that before block 63 (0.00335)"):
         assert part in first.message
 
 
