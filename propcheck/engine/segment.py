@@ -97,7 +97,7 @@ class Call:
             graph = self._compute()
         self.last_site = follower.next_site
         # A look-up needs no weight in its backward: its graph is as good as free.
-        if kept or conductor.only_lookups:
+        if kept or (conductor.only_lookups and self.last_site == self.first_site):
             self.graph = graph
         self.in_memory = kept
         if not kept:
