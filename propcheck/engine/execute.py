@@ -112,6 +112,7 @@ def execute(
             else:
                 loss = target.loss(model(*inputs), inputs)
         (loss * target.loss_scale).backward()
+        conductor.check()
     ledger.settle(
         {name: weights.tensors[name] for name, entry in conductor.outside.items() if entry.kind == "parameter"}  # type: ignore[misc]
     )

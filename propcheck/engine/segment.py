@@ -43,6 +43,7 @@ class Conductor:
     only_lookups: bool = True  # of the unit that runs, so far
     outside: dict[str, Entry] = field(default_factory=dict)  # used while their unit was not running
     pending: dict[str, int] = field(default_factory=dict)  # by parameter: calls whose backward is still to come
+    changed: list[tuple[str, Tensor]] = field(default_factory=list)  # units, and whether they gave another output again
 
     def use(self, name: str, function: str) -> None:
         """Before a parameter is used: one that is not of the unit that runs stays in memory from now on."""
@@ -51,6 +52,15 @@ class Conductor:
             return
         self.outside[name] = self.entries[name]
         self.weights.bring_permanently([self.entries[name]])
+
+    def check(self) -> None:
+        """After the backward pass: refuse a run in which a unit did not compute again what it had computed before."""
+        for path, flag in self.changed:
+            if flag:
+                raise PropcheckError(
+                    f"{path}: computed again for the backward pass it gave another output, so it reads something that changed "
+                    "(a cache, a counter, a random source of its own); run it resident (a larger --memory)"
+                )
 
     def settle(self, unit: Unit) -> None:
         """After the backward of a call: measure the parameters that no other call will add to."""
@@ -83,6 +93,7 @@ class Call:
         self.graph: tuple[list[Tensor | None], list[Tensor]] | None = None  # inputs and outputs of the kept graph
         device = next((leaf.device.type for leaf in self.inputs), "cpu")
         self.autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        self.sums: list[Tensor] = []  # of the outputs' bits, where they will be computed again
         self.output_spec: Any = None
         self.output_leaves: list[Any] = []
 
@@ -96,12 +107,15 @@ class Call:
         with follower.segment(unit.block, None, measure=True, differentiate=kept):
             graph = self._compute()
         self.last_site = follower.next_site
+        self._check_sources(*graph)
         # A look-up needs no weight in its backward: its graph is as good as free.
         if kept or (conductor.only_lookups and self.last_site == self.first_site):
             self.graph = graph
         self.in_memory = kept
         if not kept:
             conductor.weights.drop(unit)
+        if self.graph is None:
+            self.sums = [_bit_sum(output) for output in graph[1]]
         return [output.detach() for output in graph[1]]
 
     def _compute(self) -> tuple[list[Tensor | None], list[Tensor]]:
@@ -149,6 +163,9 @@ class Call:
                         f"{unit.path}: computed again it made {follower.next_site - self.first_site} residual additions, "
                         f"not {self.last_site - self.first_site}; run it resident (--memory)"
                     )
+            again = [_bit_sum(output) for output in self.graph[1]]
+            changed = [new != old for new, old in zip(again, self.sums, strict=True)]
+            conductor.changed += [(unit.path, flag) for flag in changed]
         inputs, outputs = self.graph
         self.graph = None
         pairs = [
@@ -163,6 +180,28 @@ class Call:
             conductor.weights.drop(unit)
         by_leaf = [None if start is None else start.grad for start in inputs]
         return [gradient for leaf, gradient in zip(self.leaves, by_leaf, strict=True) if isinstance(leaf, Tensor)]
+
+    def _check_sources(self, inputs: list[Tensor | None], outputs: list[Tensor]) -> None:
+        """Refuse a unit whose graph begins elsewhere than at its arguments and the model's parameters.
+
+        What comes from another unit by a shared dict, a cache or an attribute would get no gradient across the cut, or one of
+        the wrong pass, and nobody would notice.
+        """
+        known = {id(start) for start in inputs} | {id(tensor) for tensor in self.conductor.weights.tensors.values()}
+        pending = [output.grad_fn for output in outputs]
+        seen: set[Any] = set()
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            foreign = isinstance(node, _Segment._backward_cls)  # noqa: SLF001 - the output of another unit
+            if foreign or id(getattr(node, "variable", inputs[0])) not in known:
+                raise PropcheckError(
+                    f"{self.unit.path}: it uses a tensor that has a gradient and is neither one of its arguments nor a "
+                    "parameter (a shared dict, a cache, an attribute of another module); pass it as an argument"
+                )
+            pending += [following for following, _ in node.next_functions]
 
     def _check_inputs(self) -> None:
         for leaf, version in zip(self.leaves, self.versions, strict=True):
@@ -210,6 +249,17 @@ def segmented(conductor: Conductor, unit: Unit, forward: Callable[..., Any]) -> 
         return tree_unflatten(leaves, one.output_spec)
 
     return call
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bit_sum(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's bits as integers: equal for equal values, NaN included."""
+    flat = tensor.detach().contiguous()
+    if flat.is_floating_point():
+        flat = flat.view(_INTEGERS[flat.element_size()])
+    return flat.sum(dtype=None if flat.is_complex() else torch.int64)
 
 
 def _cuda_devices() -> list[int]:
