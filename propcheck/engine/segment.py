@@ -196,7 +196,8 @@ class Call:
                 continue
             seen.add(node)
             foreign = isinstance(node, _Segment._backward_cls)  # noqa: SLF001 - the output of another unit
-            if foreign or id(getattr(node, "variable", inputs[0])) not in known:
+            leaf = getattr(node, "variable", None)
+            if foreign or (leaf is not None and id(leaf) not in known):
                 raise PropcheckError(
                     f"{self.unit.path}: it uses a tensor that has a gradient and is neither one of its arguments nor a "
                     "parameter (a shared dict, a cache, an attribute of another module); pass it as an argument"

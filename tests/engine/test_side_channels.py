@@ -78,3 +78,33 @@ def test_a_cache_that_changed_before_the_block_is_computed_again_is_refused(monk
     assert len(scan("detached", 1 << 40).sites) == 3
     with pytest.raises(PropcheckError, match=r"blocks\.\d: computed again for the backward pass it gave another output"):
         scan("detached", 0)
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(6, 16))
+
+    def forward(self):
+        return self.table
+
+
+def test_a_unit_without_arguments_is_a_unit_like_others():
+    class WithPositions(Model):
+        def __init__(self):
+            super().__init__("none")
+            self.positions = Positions()
+
+        def forward(self, ids):
+            x = self.tokens(ids) + self.positions()
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    ids = torch.arange(12).view(2, 6)
+    target = Target(
+        WithPositions, lambda _seed: (ids,), lambda y, _: y.float().square().mean(), tokens=12, uniform_loss=None, autocast=None
+    )
+    with Workers(1) as workers:
+        one = engine.execute(target, 0, memory=0, device=torch.device("cpu"), workers=workers)
+    assert one.gradients["positions.table"] > 0
