@@ -12,7 +12,8 @@ import torch
 
 from propcheck import __version__
 from propcheck.build.random import Workers
-from propcheck.engine.execute import Pass, execute, free_memory, peak_rss_bytes
+from propcheck.engine.execute import Pass, execute
+from propcheck.engine.memory import free_memory, peak_rss_bytes
 from propcheck.errors import PropcheckError
 from propcheck.observe.rows import site_records
 from propcheck.probe import config_hash
@@ -59,6 +60,7 @@ def scan(
         torch.set_num_threads(threads)
     device = _device(probe.scan.device)
     memory = probe.scan.memory_bytes
+    chosen = decoder_target(probe)
     seeds = probe.scan.seeds
     passes: list[Pass] = []
     rows: list[SiteRecord] = []
@@ -72,7 +74,7 @@ def scan(
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
-                one = execute(decoder_target(probe), seed, memory=memory, device=device, workers=workers, progress=report)
+                one = execute(chosen, seed, memory=memory, device=device, workers=workers, progress=report)
                 rows += site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
                 passes.append(one)
     finally:
@@ -102,7 +104,7 @@ def scan(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        loss=LossInfo(sum(one.loss for one in passes) / len(passes), decoder_target(probe).uniform_loss),
+        loss=LossInfo(sum(one.loss for one in passes) / len(passes), chosen.uniform_loss),
         config_hash=config_hash(probe),
         command=command,
         settings=probe.model_dump(mode="json"),
@@ -134,7 +136,7 @@ def _model_info(one: Pass, rows: list[SiteRecord]) -> ModelInfo:
     kinds = list(dict.fromkeys(row.placement for row in rows if row.placement is not None))
     return ModelInfo(
         class_name=one.class_name,
-        parameters=sum(_numel(entry.shape) for entry in one.entries if entry.kind == "parameter"),
+        parameters=sum(entry.numel for entry in one.entries if entry.kind == "parameter"),
         blocks=one.blocks,
         sites=len(rows),
         width=one.sites[0].shape[-1] if one.sites else 0,
@@ -161,7 +163,7 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
                 kind="buffer" if entry.kind == "buffer" else "parameter",
                 shape=entry.shape,
                 dtype=str(entry.dtype).removeprefix("torch."),
-                numel=_numel(entry.shape),
+                numel=entry.numel,
                 init_calls=one.init_calls[entry.name],
                 **({} if counted is None else dataclasses.asdict(counted)),
                 requires_grad=entry.requires_grad,
@@ -170,13 +172,6 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
             )
         )
     return tuple(records)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _grad_state(norm: float | None) -> GradState:

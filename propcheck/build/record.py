@@ -6,6 +6,7 @@ operation. ``Recording`` holds the model (with fake parameters) and the log; ``r
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
 from contextlib import contextmanager
@@ -42,12 +43,14 @@ class Entry:
     requires_grad: bool
 
     @property
+    def numel(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Memory of its value."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +12,7 @@ from torch import Tensor
 from propcheck.build.random import generator_for
 from propcheck.build.record import record
 from propcheck.build.replay import Replay
+from propcheck.engine.memory import free_memory, resident_bytes
 from propcheck.engine.segment import Conductor, segmented
 from propcheck.engine.units import divide, plan
 from propcheck.engine.weights import Weights
@@ -105,12 +103,8 @@ def execute(
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         torch.manual_seed(generator_for("outside", seed).initial_seed())
         inputs = tuple(tensor.to(device) for tensor in target.batch(seed))
-        with follower:
-            if target.autocast is not None:
-                with torch.autocast(device.type, dtype=target.autocast):
-                    loss = target.loss(model(*inputs), inputs)
-            else:
-                loss = target.loss(model(*inputs), inputs)
+        with follower, torch.autocast(device.type, dtype=target.autocast, enabled=target.autocast is not None):
+            loss = target.loss(model(*inputs), inputs)
         (loss * target.loss_scale).backward()
         conductor.check()
     ledger.settle(
@@ -160,40 +154,3 @@ def _meter(
             progress(phase, unit.block, blocks, min(1.0, done / total))
 
     return report
-
-
-# Kept free of the scan when the budget is "what the machine has".
-_MARGIN = 1 << 30
-
-
-def free_memory() -> int:
-    """Return how large this process may grow: what it has plus what the machine has free, less a margin."""
-    return max(_available() + resident_bytes() - _MARGIN, 1 << 30)
-
-
-def _available() -> int:
-    return _kilobytes("/proc/meminfo", "MemAvailable:") or 4 << 30  # not Linux: a size that every machine has
-
-
-def resident_bytes() -> int:
-    """Return this process's resident set now."""
-    return _kilobytes("/proc/self/status", "VmRSS:") or peak_rss_bytes()
-
-
-def peak_rss_bytes() -> int:
-    """Return the largest resident set that this process ever had."""
-    # Linux hands ru_maxrss down from the parent process; VmHWM begins with the program.
-    peak = _kilobytes("/proc/self/status", "VmHWM:")
-    if peak is not None:
-        return peak
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _kilobytes(file: str, key: str) -> int | None:
-    """Return the bytes that a line ``key 123 kB`` of a file under /proc says; None where there is none."""
-    try:
-        lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), None)

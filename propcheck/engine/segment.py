@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from propcheck.build.random import generator_for
 from propcheck.errors import PropcheckError
+from propcheck.observe.statistics import as_integers
 from propcheck.observe.trace import mark, trace_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Call:
             stack.enter_context(torch.enable_grad())
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(self.autocast[0], dtype=self.autocast[1]))
-            stack.enter_context(torch.random.fork_rng(devices=_cuda_devices()))
+            stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
             torch.manual_seed(generator_for("forward", self.conductor.seed, self.number).initial_seed())
             for leaf, trace, needs_grad in zip(self.leaves, self.traces, self.needs_grad, strict=True):
                 if not needs_grad:
@@ -252,16 +253,9 @@ def segmented(conductor: Conductor, unit: Unit, forward: Callable[..., Any]) -> 
     return call
 
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _bit_sum(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's bits as integers: equal for equal values, NaN included."""
     flat = tensor.detach().contiguous()
     if flat.is_floating_point():
-        flat = flat.view(_INTEGERS[flat.element_size()])
+        flat = as_integers(flat)
     return flat.sum(dtype=None if flat.is_complex() else torch.int64)
-
-
-def _cuda_devices() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

@@ -126,11 +126,7 @@ def _packed_bytes(entries: Sequence[Entry]) -> int:
 
 def _placeholder(entry: Entry, device: torch.device) -> Tensor:
     value = float("nan") if entry.dtype.is_floating_point else 0
-    return (
-        torch.full((1,), value, dtype=entry.dtype, device=device).expand(entry.shape)
-        if entry.shape
-        else torch.full((), value, dtype=entry.dtype, device=device)
-    )
+    return torch.full((), value, dtype=entry.dtype, device=device).expand(entry.shape)
 
 
 def _realise(recording: Recording, device: torch.device) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from propcheck.build.random import CHUNK
+from propcheck.observe.statistics import as_integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,14 +67,12 @@ _LEAST_SQUARE = 1e-30
 # Elements that are summed in fp32.
 _ROW = 1 << 10
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 def _count(chunk: Tensor) -> tuple[float, float, float, int]:
     """Return sum, sum of squares, largest magnitude and the number of non-zero values of a 1-d tensor."""
     wide = chunk.double() if chunk.dtype == torch.float64 or not chunk.is_floating_point() else chunk.float()
     low, high = torch.aminmax(wide)
-    bits = chunk.view(_BITS[chunk.element_size()]) if chunk.is_floating_point() else None
+    bits = as_integers(chunk) if chunk.is_floating_point() else None
     # Shifting the sign out makes -0 a zero too; numpy counts set integers at memory speed.
     nonzero = int(np.count_nonzero((bits << 1).numpy())) if bits is not None else int(chunk.count_nonzero())
     largest = max(abs(float(low)), abs(float(high))) if not math.isnan(float(low)) else math.nan

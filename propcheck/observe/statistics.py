@@ -31,6 +31,14 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(part.double() for part in parts)
 
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """Return the bits of a contiguous floating-point tensor as integers of its size, in the same memory."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
 def _dot(left: Tensor, right: Tensor) -> Tensor:
     return torch.dot(left.reshape(-1), right.reshape(-1))
 
