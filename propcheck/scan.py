@@ -18,7 +18,7 @@ from propcheck.errors import PropcheckError
 from propcheck.observe.rows import site_records
 from propcheck.probe import config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
-from propcheck.targets.decoder import decoder_target
+from propcheck.targets.decoder import decoder_task
 
 if TYPE_CHECKING:
     from propcheck.probe import Probe
@@ -60,7 +60,7 @@ def scan(
         torch.set_num_threads(threads)
     device = _device(probe.scan.device)
     memory = probe.scan.memory_bytes
-    chosen = decoder_target(probe)
+    chosen = decoder_task(probe)
     seeds = probe.scan.seeds
     passes: list[Pass] = []
     rows: list[SiteRecord] = []
@@ -104,7 +104,7 @@ def scan(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        loss=LossInfo(sum(one.loss for one in passes) / len(passes), chosen.uniform_loss),
+        loss=LossInfo(sum(one.loss for one in passes) / len(passes), first.uniform_loss),
         config_hash=config_hash(probe),
         command=command,
         settings=probe.model_dump(mode="json"),

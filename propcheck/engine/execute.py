@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from propcheck.build.random import generator_for
 from propcheck.build.record import record
@@ -19,14 +21,18 @@ from propcheck.engine.weights import Weights
 from propcheck.observe.census import Census, census
 from propcheck.observe.follow import Follower, Site
 from propcheck.observe.gradients import Ledger
+from propcheck.targets.losses import Loss, default_loss
+from propcheck.targets.target import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
     from propcheck.build.random import Workers
     from propcheck.build.record import Entry
     from propcheck.engine.units import Unit
-    from propcheck.targets.target import Target
+    from propcheck.targets.target import Batch, Target, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,12 @@ class Pass:
     last_normed: bool
     gradients: dict[str, float]
     loss: float
+    uniform_loss: float | None
+    inputs: tuple[int, int]  # sequences, tokens of each
 
 
 def execute(
-    target: Target,
+    task: Task,
     seed: int,
     *,
     memory: int | None,
@@ -57,11 +65,11 @@ def execute(
     workers: Workers,
     progress: Callable[[str, int | None, int, float], None] | None = None,
 ) -> Pass:
-    """Run ``target`` once.
+    """Run ``task`` once.
 
     Parameters
     ----------
-    target
+    task
         What to run.
     seed
         Of weights, inputs and random calls in the forward pass.
@@ -74,13 +82,22 @@ def execute(
     progress
         Called with phase, block, number of blocks, and the fraction of the work that is done.
     """
-    recording = record(target.build)
+    built: list[Target] = []
+
+    def build() -> nn.Module:
+        built.append(task.build())
+        return built[0].model
+
+    recording = record(build)
+    (target,) = built
     replay = Replay(recording, workers)
     model = recording.model
     units, permanent = divide(model, recording.entries)
     blocks = sum(unit.block is not None for unit in units)
     budget = free_memory() if memory is None else memory
-    chosen = plan(units, budget - resident_bytes() - sum(entry.nbytes for entry in permanent), target.tokens)
+    batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), _batch(task, target, seed))
+    sequences, tokens = _shape(batch)
+    chosen = plan(units, budget - resident_bytes() - sum(entry.nbytes for entry in permanent), sequences * tokens)
     counted: dict[str, Census] = {}
 
     def count(entry: Entry, value: Tensor) -> None:
@@ -102,17 +119,17 @@ def execute(
             unit.module.forward = segmented(conductor, unit, unit.module.forward)
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         torch.manual_seed(generator_for("outside", seed).initial_seed())
-        inputs = tuple(tensor.to(device) for tensor in target.batch(seed))
-        with follower, torch.autocast(device.type, dtype=target.autocast, enabled=target.autocast is not None):
-            loss = target.loss(model(*inputs), inputs)
-        (loss * target.loss_scale).backward()
+        with follower, torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None):
+            output = call(model, batch)
+            loss = default_loss(output, batch) if target.loss is None else Loss(target.loss(output, batch), None)
+        (loss.value * task.loss_scale).backward()
         conductor.check()
     ledger.settle(
         {name: weights.tensors[name] for name, entry in conductor.outside.items() if entry.kind == "parameter"}  # type: ignore[misc]
     )
     gradients = _to_floats(list(ledger.norms.values()))
     for site in follower.sites:
-        site.gradients = {name: norm / target.loss_scale for name, norm in site.gradients.items()}
+        site.gradients = {name: norm / task.loss_scale for name, norm in site.gradients.items()}
     return Pass(
         class_name=type(model).__name__,
         mode=chosen.mode,
@@ -125,13 +142,32 @@ def execute(
         roles=follower.roles,
         sites=tuple(follower.sites),
         last_normed=follower.last_normed,
-        gradients={name: norm / target.loss_scale for name, norm in zip(ledger.norms, gradients, strict=True)},
-        loss=float(loss.detach()),
+        gradients={name: norm / task.loss_scale for name, norm in zip(ledger.norms, gradients, strict=True)},
+        loss=float(loss.value.detach()),
+        uniform_loss=loss.uniform,
+        inputs=_shape(batch),
     )
 
 
 def _to_floats(tensors: list[Tensor]) -> list[float]:
     return torch.stack([tensor.double() for tensor in tensors]).tolist() if tensors else []
+
+
+def _batch(task: Task, target: Target, seed: int) -> Batch:
+    """Return what the model is called with, for ``seed``."""
+    if target.batch is None:
+        return task.batch(target.model, seed)
+    if not callable(target.batch):
+        return target.batch
+    torch.manual_seed(generator_for("batch", seed).initial_seed())
+    return target.batch(seed) if signature(target.batch).parameters else target.batch()
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    """Return sequences and tokens of each: the first two dimensions of the first tensor that has them."""
+    shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    first = next((shape for shape in shapes if len(shape) > 1), torch.Size((1, 1)))
+    return first[0], first[1]
 
 
 def _restore(unit: Unit) -> None:

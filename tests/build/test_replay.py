@@ -16,7 +16,7 @@ from propcheck.build.random import CHUNK, Workers
 from propcheck.build.record import record
 from propcheck.build.replay import Replay
 from propcheck.probe import load_probe
-from propcheck.targets.decoder import decoder_target
+from propcheck.targets.decoder import decoder_task
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,8 @@ def test_seeds_and_names_give_different_values_and_equal_names_equal_ones(worker
 
 def test_placements_share_every_weight(workers):
     def decoder(placement):
-        return decoder_target(load_probe("tiny", [f"residual.placement={placement}"])).build
+        task = decoder_task(load_probe("tiny", [f"residual.placement={placement}"]))
+        return lambda: task.build().model
 
     pre, post = values(decoder("pre"), 0, workers), values(decoder("post"), 0, workers)
     shared = pre.keys() & post.keys()

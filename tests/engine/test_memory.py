@@ -7,7 +7,7 @@ from propcheck.build.random import Workers
 from propcheck.engine import execute as engine
 from propcheck.engine.weights import Weights
 from propcheck.probe import Probe
-from propcheck.targets.decoder import decoder_target
+from propcheck.targets.decoder import decoder_task
 
 DECODERS = {
     "pre": {"layers": 5, "width": 48, "vocabulary": 97, "mixers": ["deltanet", "attention"]},
@@ -31,7 +31,7 @@ def test_one_block_is_in_memory_at_a_time_and_none_is_left(name, monkeypatch):
     residual = {"placement": name.split(",", maxsplit=1)[0]}
     probe = Probe.model_validate({"model": DECODERS[name], "residual": residual, "inputs": {"tokens": 9}})
     with Workers(1) as workers:
-        one = engine.execute(decoder_target(probe), 0, memory=0, device=torch.device("cpu"), workers=workers)
+        one = engine.execute(decoder_task(probe), 0, memory=0, device=torch.device("cpu"), workers=workers)
     assert one.mode == "streamed"
     assert max(map(len, held)) == 1
     assert sum(map(len, held)) == 10  # each block forward, and again backward

@@ -9,7 +9,7 @@ from propcheck.build.random import Workers
 from propcheck.build.record import record
 from propcheck.build.replay import Replay
 from propcheck.engine import execute as engine
-from propcheck.targets.target import Target
+from propcheck.targets.target import Target, Task
 
 
 class Block(nn.Module):
@@ -58,9 +58,9 @@ def test_loss_and_every_gradient_are_those_of_plain_autograd(memory, call_embedd
         return Model(call_embedding=call_embedding, also_last_block=also_last_block)
 
     ids = torch.arange(12).view(2, 6) % 31
-    target = Target(build, lambda _seed: (ids,), loss_of, tokens=12, uniform_loss=None, autocast=None)
+    task = Task(lambda: Target(build(), loss=loss_of), lambda _model, _seed: (ids,))
     with Workers(1) as workers:
-        one = engine.execute(target, 0, memory=memory, device=torch.device("cpu"), workers=workers)
+        one = engine.execute(task, 0, memory=memory, device=torch.device("cpu"), workers=workers)
         recording = record(build)
         replay = Replay(recording, workers)
         values = {name: replay.materialize(entry, 0) for entry in recording.entries for name in entry.names}

@@ -8,7 +8,7 @@ from torch import nn
 from propcheck.build.random import Workers
 from propcheck.engine import execute as engine
 from propcheck.errors import PropcheckError
-from propcheck.targets.target import Target
+from propcheck.targets.target import Target, Task
 
 
 class Block(nn.Module):
@@ -53,9 +53,9 @@ def scan(way, memory):
         return F.cross_entropy(logits.flatten(0, 1), inputs[0].flatten())
 
     ids = torch.arange(12).view(2, 6)
-    target = Target(lambda: Model(way), lambda _seed: (ids,), loss, tokens=12, uniform_loss=None, autocast=None)
+    task = Task(lambda: Target(Model(way), loss=loss), lambda _model, _seed: (ids,))
     with Workers(1) as workers:
-        return engine.execute(target, 0, memory=memory, device=torch.device("cpu"), workers=workers)
+        return engine.execute(task, 0, memory=memory, device=torch.device("cpu"), workers=workers)
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 40], ids=["streamed", "resident"])
@@ -102,9 +102,7 @@ def test_a_unit_without_arguments_is_a_unit_like_others():
             return self.head(x)
 
     ids = torch.arange(12).view(2, 6)
-    target = Target(
-        WithPositions, lambda _seed: (ids,), lambda y, _: y.float().square().mean(), tokens=12, uniform_loss=None, autocast=None
-    )
+    task = Task(lambda: Target(WithPositions(), loss=lambda y, _: y.float().square().mean()), lambda _model, _seed: (ids,))
     with Workers(1) as workers:
-        one = engine.execute(target, 0, memory=0, device=torch.device("cpu"), workers=workers)
+        one = engine.execute(task, 0, memory=0, device=torch.device("cpu"), workers=workers)
     assert one.gradients["positions.table"] > 0

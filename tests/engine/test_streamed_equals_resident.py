@@ -13,7 +13,7 @@ from propcheck.engine import execute as engine
 from propcheck.engine.units import divide, plan
 from propcheck.observe.rows import site_records
 from propcheck.probe import Probe
-from propcheck.targets.decoder import decoder_target
+from propcheck.targets.decoder import decoder_task
 
 SMALL = {
     "layers": 4, "width": 48, "vocabulary": 97, "attention": {"heads": 4, "kv_heads": 2}, "ffn": {"width": 80},
@@ -58,7 +58,7 @@ def probe_of(settings: dict) -> Probe:
 
 
 def run(settings: dict, memory: int, workers: Workers) -> Result:
-    one = engine.execute(decoder_target(probe_of(settings)), 0, memory=memory, device=torch.device("cpu"), workers=workers)
+    one = engine.execute(decoder_task(probe_of(settings)), 0, memory=memory, device=torch.device("cpu"), workers=workers)
     rows = site_records(one.sites, 0, one.gradients, last_normed=one.last_normed)
     return Result(one.mode, rows, one.gradients, one.census, one.loss)
 
@@ -101,13 +101,13 @@ def test_every_number_is_equal_three_times_at_each_budget(settings, workers):
 
 def one_budget_a_plan(settings: dict) -> dict[tuple[str, int], int]:
     """Return the least budget, in steps of 50 kB, for each set of resident units."""
-    target = decoder_target(probe_of(settings))
-    recording = record(target.build)
+    probe = probe_of(settings)
+    recording = record(lambda: decoder_task(probe).build().model)
     units, permanent = divide(recording.model, recording.entries)
     fixed = sum(entry.nbytes for entry in permanent)
     found: dict[tuple[str, int], int] = {}
     for memory in range(0, 40_000_000, 50_000):
-        chosen = plan(units, memory - fixed, target.tokens)
+        chosen = plan(units, memory - fixed, probe.inputs.batch * probe.inputs.tokens)
         found.setdefault((chosen.mode, len(chosen.resident)), memory)
     return found
 

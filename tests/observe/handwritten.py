@@ -11,7 +11,7 @@ from torch import nn
 from propcheck.build.random import Workers
 from propcheck.engine.execute import execute
 from propcheck.observe.rows import site_records
-from propcheck.targets.target import Target
+from propcheck.targets.target import Target, Task
 
 WIDTH, VOCABULARY, LAYERS, BATCH, TOKENS = 16, 29, 3, 2, 7
 NAMES = [f"blocks.{block}.{part}" for block in range(LAYERS) for part in ("attn", "mlp")]
@@ -231,12 +231,12 @@ def run(build, *, seed=0, memory=1 << 40, loss=None, autocast=None):
     def cross_entropy(logits, inputs):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), inputs[0][:, 1:].flatten())
 
-    def batch(seed):
+    def batch(_model, seed):
         return (torch.randint(VOCABULARY, (BATCH, TOKENS), generator=torch.Generator().manual_seed(seed)),)
 
-    target = Target(build, batch, loss or cross_entropy, BATCH * TOKENS, math.log(VOCABULARY), autocast)
+    task = Task(lambda: Target(build(), loss=loss or cross_entropy), batch, autocast)
     with Workers(1) as workers:
-        one = execute(target, seed, memory=memory, device=torch.device("cpu"), workers=workers)
+        one = execute(task, seed, memory=memory, device=torch.device("cpu"), workers=workers)
     return one, site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
 
 

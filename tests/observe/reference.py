@@ -18,7 +18,7 @@ import propcheck.decoder.model
 from propcheck.build.random import Workers
 from propcheck.build.record import record
 from propcheck.build.replay import Replay
-from propcheck.targets.decoder import decoder_target
+from propcheck.targets.decoder import decoder_task
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Reference:
 
 
 def run_plainly(probe, monkeypatch, seed=0) -> Reference:
-    target = decoder_target(probe)
-    recording = record(target.build)
+    task = decoder_task(probe)
+    recording = record(lambda: task.build().model)
     with Workers(1) as workers:
         replay = Replay(recording, workers)
         values = {entry.name: replay.materialize(entry, seed) for entry in recording.entries}
-    model = target.build()
+    model = task.build().model
     for name, parameter in model.named_parameters():
         parameter.data = values[name]
     reference = Reference(values={name: value.double().numpy() for name, value in values.items()})
@@ -83,7 +83,7 @@ def run_plainly(probe, monkeypatch, seed=0) -> Reference:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(keep)
-    (ids,) = target.batch(seed)
+    ids = task.batch(model, seed)
     logits = model(ids)
     loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
