@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from propcheck.errors import PropcheckError
+
+if TYPE_CHECKING:
+    from propcheck.api import Run, scan
+    from propcheck.targets.target import Target
 
 __version__ = "0.1.0"
 
-__all__ = ["PropcheckError", "__version__"]
+__all__ = ["PropcheckError", "Run", "Target", "__version__", "scan"]
+
+# Imported when they are first asked for: they need torch, and the command line's help must not wait for that.
+_LATER = {"Run": "propcheck.api", "scan": "propcheck.api", "Target": "propcheck.targets.target"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATER]

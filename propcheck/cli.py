@@ -23,8 +23,9 @@ from propcheck.errors import PropcheckError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.probe import Override, Probe
+    from propcheck.probe import Probe
     from propcheck.records import Run
+    from propcheck.sources import Override
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -49,17 +50,28 @@ def _propcheck(
 @app.command()
 def scan(
     ctx: typer.Context,
-    target: Annotated[str, typer.Argument(help="A probe file, or the name of a bundled probe (`propcheck probes`).")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A probe file or the name of a bundled probe (`propcheck probes`); a Hugging Face config.json or its folder; "
+            "package.module:callable or path/to/file.py:callable, which returns the model or a propcheck.Target."
+        ),
+    ],
     *,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="KEY=VALUE", help="A keyword argument of the callable; repeatable."),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the probe (`propcheck keys`); repeatable."),
     ] = None,
     precision: Annotated[
-        Literal["bf16", "fp16", "fp32", "bf16-mixed"] | None, typer.Option(help="Override precision.preset.")
+        Literal["bf16", "fp16", "fp32", "bf16-mixed"] | None,
+        typer.Option(help="Override precision.preset; default: the probe's, the config's, or what the code builds."),
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Override inputs.tokens: the tokens of each sequence.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Override inputs.batch: the sequences.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Override inputs.batch: the sequences or images.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Override scan.seeds: 0,1 or 0..4, both ends included.")] = None,
     memory: Annotated[str | None, typer.Option(help="Override scan.memory: the budget, as in 5GiB, or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Override scan.device: cpu or cuda[:N].")] = None,
@@ -92,8 +104,9 @@ def scan(
     Status 0: no finding at or above the fail level; 1: there is one; 2: a bad target, option or file; 130: interrupted.
     """
     del debug  # read by `run`, which catches the errors
-    from propcheck.probe import Override, load_probe
+    from propcheck.probe import load_probe
     from propcheck.settings import read_settings
+    from propcheck.sources import Override, parse_override
 
     settings = read_settings(Path.cwd())
     options: list[tuple[str, str, object]] = [
@@ -106,6 +119,7 @@ def scan(
         ("--eval", "scan.mode", "eval" if evaluate else None),
     ]
     overrides: list[str | Override] = [*(assignments or ())]
+    overrides += [parse_override(one, "--arg", "python.args") for one in arguments or ()]
     overrides += [Override(key, value, option) for option, key, value in options if value is not None]
     probe = load_probe(target, overrides, {"scan": settings.scan})
     directory = out or Path(settings.out or Path("reports") / probe.name)
@@ -114,21 +128,21 @@ def scan(
     import rich.console
 
     import propcheck.rules
+    from propcheck.api import check_rules
 
     selected, ignored = _rule_ids(select), _rule_ids(ignore)
-    for name in (*probe.rules, *selected, *ignored):
-        rule = propcheck.rules.find(name)  # a wrong one is refused now, not after the scan
-        if name in probe.rules and probe.rules[name].threshold is not None and not rule.threshold:
-            raise PropcheckError(f"rules.{name}.threshold: {rule.id} always judges at 0; drop the key")
+    check_rules(probe, (*selected, *ignored))
 
-    import propcheck.scan
+    import propcheck.scanning
     import propcheck.store
     from propcheck.progress import Bar
 
     progress = None if quiet else Bar(rich.console.Console(stderr=True))
     command = shlex.join(["propcheck", *ctx.obj])
     try:
-        run = propcheck.scan.scan(probe, target=target, progress=progress, command=command, threads=threads or settings.threads)
+        run = propcheck.scanning.scan(
+            probe, target=target, progress=progress, command=command, threads=threads or settings.threads
+        )
     finally:
         if progress is not None:
             progress.stop()
@@ -146,7 +160,10 @@ def scan(
                 (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise PropcheckError(f"{directory}: {error.strerror or error}") from error
-    if not quiet and output_format == "json":  # the table says it itself
+    if not quiet and not (output_format == "table" and sys.stdout.isatty()):  # where the table itself does not show it
+        for note in run.notes:
+            print(f"propcheck: {note}", file=sys.stderr)
+    if not quiet and output_format == "json":
         print(f"propcheck: wrote {directory}", file=sys.stderr)
     _write(_rendered(run, output_format, detail or settings.detail))
     raise typer.Exit(_status(run, fail_level or settings.fail_level))
@@ -172,7 +189,8 @@ def _beside(probe: Probe, run: Run, directory: Path) -> list[str]:
 @app.command()
 def probes() -> None:
     """List the bundled probes."""
-    from propcheck.probe import bundled_probes, load_probe
+    from propcheck.probe import load_probe
+    from propcheck.sources import bundled_probes
 
     loaded = {name: load_probe(name) for name in bundled_probes()}
     width = max(map(len, loaded))

@@ -56,6 +56,10 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "shape": "Shape.",
         "dtype": "Dtype.",
         "numel": "Number of elements.",
+        "fan_in": "Inputs of one of its units, as torch.nn.init counts them: shape[1] x taps. Null for what is no matrix of a "
+        "linear layer, convolution or embedding (a lookup counts like the head that it may be tied to), and for stacks of "
+        "matrices.",
+        "fan_out": "Outputs of one of its inputs, counted and null likewise: shape[0] x taps.",
         "init_calls": "Calls that gave it its value, in order.",
         "mean": "Mean of its elements.",
         "std": "Standard deviation of its elements.",
@@ -66,6 +70,7 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "requires_grad": "Whether it is trained.",
         "grad_state": "norm (finite, not zero), zero, none (no path from the loss) or nonfinite; null where not observed.",
         "grad_norm": "Frobenius norm of its gradient.",
+        "used": "Whether any operation of the forward pass used it; null where not observed.",
     }
 )
 
@@ -94,4 +99,5 @@ _JSON = """\
 engine, versions); `loss` (its value and `uniform`, the logarithm of the vocabulary); `findings` (rule, name, severity, site,
 metric, value, expected, message, remedy); and `sublayers`, the rows of `sublayers.parquet`. A number that is not finite is the
 string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without the rows, and beside it
-`settings` (every key of the probe), `config_hash`, `command` and `notes`."""
+`settings` (every key of the probe), `config_hash`, `command`, `notes` and `unobserved` (a sentence for each place that could
+not be followed)."""

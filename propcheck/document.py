@@ -85,6 +85,7 @@ def run_from_document(document: dict[str, Any]) -> Run:
         parameters=(),
         findings=tuple(_finding(item) for item in document["findings"]),
         notes=tuple(document["notes"]),
+        unobserved=tuple(document.get("unobserved", ())),  # runs of version 0.1 have none
         settings=dict(document["settings"]),
     )
 

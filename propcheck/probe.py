@@ -1,18 +1,16 @@
 """A probe: what is scanned, in which precision, on which inputs, and how strictly it is judged.
 
 A probe file is TOML. ``[model]``, ``[residual]`` and ``[init]`` are the reference decoder's own sections
-(``propcheck.decoder.config``); the others are defined here. ``load_probe`` reads one, applies ``--set`` overrides and
-answers every mistake with one line. Nothing here imports torch.
+(``propcheck.decoder.config``); the others are defined here. ``load_probe`` makes one of what a target names
+(``propcheck.sources``) and answers every mistake with one line. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-import tomllib
-from dataclasses import dataclass
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +20,7 @@ from propcheck.decoder.config import DecoderConfig, InitConfig, ModelConfig, Res
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
+from propcheck.sources import PATHS, Override, Source, apply, check_kind, parse_override, read_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
 # The decoder's parameters of their own; a weight or bias, in fp32 beside half-precision activations, would not multiply.
 KeptName = Literal["A_log", "dt_bias", "scale"]
+TokenSource = Literal["zipf", "uniform", "tokens", "text"]
+TOKEN_SOURCES = typing.get_args(TokenSource)
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
@@ -39,18 +40,39 @@ _EXPONENT = {"K": 1, "M": 2, "G": 3, "T": 4}
 class PrecisionConfig(Section):
     """The `[precision]` section: the dtypes of training."""
 
-    preset: Preset = Field(
-        "bf16",
+    preset: Preset | None = Field(
+        None,
         description="bf16, fp16, fp32: parameters and activations; bf16-mixed: fp32 parameters, bf16 products (autocast). "
-        "With fp16 the loss is scaled by 1024 for the backward pass, and the gradients are divided by it.",
+        "With fp16 the loss is scaled by 1024 for the backward pass, and the gradients are divided by it. Default: bf16 for "
+        "the reference decoder, its own dtype for a config.json, and the dtypes that it builds for code.",
     )
-    keep_fp32: tuple[KeptName, ...] = Field((), description="Last name parts of parameters that stay fp32 whatever the preset.")
+    keep_fp32: tuple[KeptName, ...] = Field(
+        (), description="Last name parts of parameters of the reference decoder that stay fp32 whatever the preset."
+    )
+
+
+class HuggingFaceConfig(Section):
+    """The `[huggingface]` section: a model of transformers."""
+
+    config: str = Field("", description="A config.json, or a folder that holds one. Relative to the probe file.")
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of the config with other values, as in `{ num_hidden_layers = 4 }`."
+    )
+
+
+class PythonConfig(Section):
+    """The `[python]` section: code that builds a model."""
+
+    target: str = Field(
+        "", description="package.module:callable, or path/to/file.py:callable with the path relative to the probe file."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the callable.")
 
 
 class InputsConfig(Section):
-    """The `[inputs]` section: the token ids that the model is run on."""
+    """The `[inputs]` section: what the model is run on, where the target brings no batch of its own."""
 
-    source: Literal["zipf", "uniform", "tokens", "text"] = Field(
+    source: TokenSource = Field(
         "zipf",
         description="zipf: p(id) ~ 1/(id + 1)^exponent over the whole vocabulary; uniform; tokens: a file of ids; "
         "text: a text file and its tokenizer.",
@@ -61,7 +83,10 @@ class InputsConfig(Section):
     )
     tokenizer: str | None = Field(None, description="For text: a tokenizer.json (extra `hf`). Relative to the probe file.")
     dtype: Literal["uint16", "uint32"] | None = Field(None, description="What a .bin file holds, little-endian.")
-    batch: int = Field(1, ge=1, description="Sequences.")
+    vocabulary: int | None = Field(
+        None, ge=2, description="Ids lie below it; default: the rows of the model's token embedding."
+    )
+    batch: int = Field(1, ge=1, description="Sequences; images or recordings where the model takes those.")
     tokens: int = Field(256, ge=2, description="Tokens of each sequence; the loss predicts each from those before it.")
     exponent: float = Field(1.0, ge=0, allow_inf_nan=False, description="Exponent of zipf; 1 is Zipf's law, 0 is uniform.")
 
@@ -143,8 +168,17 @@ class Probe(Section):
     init: InitConfig = Field(
         default_factory=InitConfig, description="How the weights are drawn. Biases are zero, norm gains one."
     )
+    huggingface: HuggingFaceConfig = Field(
+        default_factory=HuggingFaceConfig,
+        description="A model of transformers (extra `hf`), in the place of `[model]`, `[residual]` and `[init]`.",
+    )
+    python: PythonConfig = Field(
+        default_factory=PythonConfig, description="Your own code, in the place of `[model]`, `[residual]` and `[init]`."
+    )
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="The dtypes of training.")
-    inputs: InputsConfig = Field(default_factory=InputsConfig, description="The token ids that the model is run on.")
+    inputs: InputsConfig = Field(
+        default_factory=InputsConfig, description="What the model is run on, where the target brings no batch of its own."
+    )
     scan: ScanConfig = Field(default_factory=ScanConfig, description="How the scan runs.")
     rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
 
@@ -157,10 +191,19 @@ class Probe(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Probe:
+        if self.kind != "decoder":
+            if self.precision.keep_fp32:
+                raise ValueError("precision.keep_fp32 is for the reference decoder; this target keeps what its code keeps")
+            return self
         positions, tokens = self.model.positions, self.inputs.tokens
         if positions and tokens > positions:
             raise ValueError(f"inputs.tokens = {tokens} is more than the model's model.positions = {positions}")
         return self
+
+    @property
+    def kind(self) -> Literal["decoder", "huggingface", "python"]:
+        """What kind of target it is."""
+        return "huggingface" if self.huggingface.config else "python" if self.python.target else "decoder"
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -168,24 +211,15 @@ class Probe(Section):
         return DecoderConfig(model=self.model, residual=self.residual, init=self.init, keep_fp32=self.precision.keep_fp32)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """A value for one key and the option that gave it, which a message about it names."""
-
-    key: str
-    value: Any
-    origin: str
-
-
 def load_probe(
-    target: str, overrides: Sequence[str | Override] = (), defaults: Mapping[str, Mapping[str, Any]] | None = None
+    target: str | Source, overrides: Sequence[str | Override] = (), defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Probe:
-    """Read the probe that ``target`` names.
+    """Read the probe that ``target`` names, or make one for a target that is none.
 
     Parameters
     ----------
     target
-        Path of a TOML file, or the name of a bundled probe.
+        As ``propcheck.sources.read_target`` takes it, or what that returns.
     overrides
         ``key=value`` strings (dotted key, TOML value, quotes optional around a plain word) or ``Override`` objects;
         applied in order. A path given here is relative to the working directory, one in the file to the file.
@@ -195,167 +229,26 @@ def load_probe(
     Raises
     ------
     PropcheckError
-        No such probe, not TOML, or a key or value that the schema refuses.
+        No such target, not TOML, or a key or value that the schema refuses.
     """
-    path = _find(target)
-    data = _with_base(path, _read(path), (path.resolve(),))
+    source = read_target(target) if isinstance(target, str) else target
+    data = source.keys
     for name, section in (defaults or {}).items():
         if isinstance(own := data.setdefault(name, {}), dict):
             data[name] = {**section, **own}
-    data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "probe")
     as_written = json.dumps(data, default=str)
     parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
     if any(override.key == "inputs.source" for override in parsed) and isinstance(inputs := data.get("inputs"), dict):
         # Another source has no use for the file of the one that it replaces.
-        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*_PATHS, "dtype"}}
+        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATHS["inputs"], "dtype"}}
     for override in parsed:
-        _apply(data, override)
+        apply(data, override)
+    check_kind(data, parsed, source.origin)
     try:
         return _validate(json.dumps(data, default=str))
     except ValidationError as error:
         where, message = explain(error, Probe)
-        raise PropcheckError(f"{_origin(where, parsed, as_written) or path}: {message}") from error
-
-
-def parse_override(text: str) -> Override:
-    """Read a ``key=value`` override; ``PropcheckError`` when it is none."""
-    origin = f"--set {text}"
-    key, equals, value = text.partition("=")
-    key, value = key.strip(), value.strip()
-    if not equals or not all(key.split(".")):
-        raise PropcheckError(f"{origin}: must be key=value, as in residual.placement=post")
-    try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        # A plain word needs no quotes; anything that tries to be more than that has to be right.
-        if not value or value[0] in "[{\"'" or "\n" in value:
-            given = value or "nothing"
-            raise PropcheckError(f'{origin}: {given} is not a TOML value; strings in a list need quotes: ["a"]') from None
-        return Override(key, value, origin)
-    if set(parsed) != {"value"}:
-        raise PropcheckError(f"{origin}: one value only")
-    return Override(key, parsed["value"], origin)
-
-
-def bundled_probes() -> dict[str, Path]:
-    """Return the files of the probes that come with the tool, by name."""
-    package = Path(__file__).parent
-    # In a wheel the probes lie in the package; in a source checkout they are a folder at the top, for people to see.
-    folder = package / "_probes" if (package / "_probes").is_dir() else package.parent / "probes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
-
-
-def config_hash(probe: Probe) -> str:
-    """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
-
-    Left out: name, description and base, where the input files lie, and the memory budget, which changes how a scan
-    runs and not what it finds.
-    """
-    left_out: dict[str, Any] = {"name": True, "description": True, "base": True, "inputs": _PATHS, "scan": {"memory"}}
-    data = probe.model_dump(mode="python", exclude=left_out)
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes in a size such as ``5GiB``, ``512 MiB`` or ``4.5GB``; ``ValueError`` when it is none."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError('must be "auto" or a size with its unit, as in "5GiB" or "800MB"')
-    number, prefix = match[1], (match[2] or "").upper()
-    unit = (1024 if prefix.endswith("I") else 1000) ** _EXPONENT.get(prefix[:1], 0)
-    if (size := int(float(number) * unit)) == 0:
-        raise ValueError("must be more than nothing")
-    return size
-
-
-_PATHS = {"file", "tokenizer"}
-
-
-def _find(target: str) -> Path:
-    bundled = bundled_probes()
-    if target in bundled:
-        return bundled[target]
-    path = Path(target)
-    if path.suffix == ".toml" or path.exists():
-        return path
-    near = difflib.get_close_matches(target, bundled, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise PropcheckError(f"{target}: no such file or bundled probe; {hint}bundled: {', '.join(bundled)}")
-
-
-def _with_base(path: Path, data: dict[str, Any], seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Return ``data`` over the keys of the probe that it names as its base."""
-    base = data.get("base", "")
-    if not base or not isinstance(base, str):
-        return data
-    below = _base_path(path, base)
-    if below.resolve() in seen:
-        raise PropcheckError(f"{path}: base = {base!r}: it is its own base")
-    try:
-        own = _read(below)
-    except PropcheckError as error:
-        raise PropcheckError(f"{path}: base = {base!r}: {error}") from error
-    merged = _merged(_with_base(below, own, (*seen, below.resolve())), data)
-    return {**merged, "base": str(below) if below != bundled_probes().get(base) else base}
-
-
-def _base_path(path: Path, base: str) -> Path:
-    try:
-        return _find(base if base in bundled_probes() else str(path.parent / base))
-    except PropcheckError as error:
-        raise PropcheckError(f"{path}: base = {base!r}: {error}") from error
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return ``above`` over ``below``, section by section; the name and description of ``below`` are its own."""
-    result = {key: value for key, value in below.items() if key not in ("name", "description")}
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if both else value
-    return result
-
-
-def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
-    """Return the keys in which two probes differ and that decide a scan's numbers: dotted key, value here, value there."""
-
-    def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in section.items():
-            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        return found
-
-    keep = {"model", "residual", "init", "precision", "inputs"}
-    here, there = (flat(one.model_dump(include=keep)) for one in (probe, base))
-    return [(key, here[key], there[key]) for key in here if here[key] != there[key]]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    data = _parsed(path)
-    if isinstance(inputs := data.get("inputs"), dict):
-        inputs.update({key: str(path.parent / inputs[key]) for key in _PATHS if isinstance(inputs.get(key), str)})
-    return data
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise PropcheckError(f"{path}: not TOML: {error}") from error
-    except UnicodeDecodeError as error:
-        raise PropcheckError(f"{path}: not TOML: not UTF-8 text") from error
-    except OSError as error:
-        raise PropcheckError(f"{path}: {error.strerror}") from error
-
-
-def _apply(data: dict[str, Any], override: Override) -> None:
-    *sections, key = override.key.split(".")
-    table = data
-    for depth, name in enumerate(sections):
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise PropcheckError(f"{override.origin}: {'.'.join(sections[: depth + 1])} is a value, not a table")
-    path_given = sections == ["inputs"] and key in _PATHS and isinstance(override.value, str)
-    table[key] = str(Path(override.value).absolute()) if path_given else override.value
+        raise PropcheckError(f"{_origin(where, parsed, as_written) or source.origin}: {message}") from error
 
 
 def _validate(document: str) -> Probe:
@@ -375,3 +268,62 @@ def _origin(where: tuple[str, ...], overrides: Sequence[Override], as_written: s
         return None
     inside = [override for key, override in zip(keys, overrides, strict=True) if key[: len(where)] == where]
     return " ".join(override.origin for override in inside or overrides)
+
+
+def config_hash(probe: Probe) -> str:
+    """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
+
+    Left out: name, description and base, where files lie, and the memory budget, which changes how a scan runs and not what
+    it finds. Of a config.json or a Python file the content counts; of an installed module its name.
+    """
+    left_out: dict[str, Any] = {
+        "name": True,
+        "description": True,
+        "base": True,
+        "inputs": set(PATHS["inputs"]),
+        "scan": {"memory"},
+    }
+    data = probe.model_dump(mode="python", exclude=left_out)
+    if data["inputs"]["vocabulary"] is None:
+        del data["inputs"]["vocabulary"]
+    if probe.kind == "decoder":
+        data["precision"]["preset"] = probe.precision.preset or "bf16"
+        del data["huggingface"], data["python"]
+    elif probe.kind == "huggingface":
+        data["huggingface"]["config"] = _digest(Path(probe.huggingface.config))
+    else:
+        place, _, name = probe.python.target.rpartition(":")
+        data["python"]["target"] = f"{_digest(Path(place))}:{name}" if place.endswith(".py") else probe.python.target
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    path = path / "config.json" if path.is_dir() else path
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in a size such as ``5GiB``, ``512 MiB`` or ``4.5GB``; ``ValueError`` when it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError('must be "auto" or a size with its unit, as in "5GiB" or "800MB"')
+    number, prefix = match[1], (match[2] or "").upper()
+    unit = (1024 if prefix.endswith("I") else 1000) ** _EXPONENT.get(prefix[:1], 0)
+    if (size := int(float(number) * unit)) == 0:
+        raise ValueError("must be more than nothing")
+    return size
+
+
+def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two probes differ and that decide a scan's numbers: dotted key, value here, value there."""
+
+    def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in section.items():
+            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        return found
+
+    keep = {"model", "residual", "init", "huggingface", "python", "precision", "inputs"}
+    here, there = (flat(one.model_dump(include=keep)) for one in (probe, base))
+    keys = dict.fromkeys((*here, *there))  # a table of the target's own keys may have one that the other lacks
+    return [(key, here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)]

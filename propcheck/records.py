@@ -68,6 +68,8 @@ class ParameterRecord:
     shape: tuple[int, ...]
     dtype: str
     numel: int
+    fan_in: int | None = None
+    fan_out: int | None = None
     init_calls: str | None = None
     mean: float | None = None
     std: float | None = None
@@ -78,6 +80,7 @@ class ParameterRecord:
     requires_grad: bool = True
     grad_state: GradState | None = None
     grad_norm: float | None = None
+    used: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +169,5 @@ class Run:
     parameters: tuple[ParameterRecord, ...]
     findings: tuple[Finding, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
+    unobserved: tuple[str, ...] = field(default=())  # one sentence a place that could not be followed, its module path first
     settings: dict[str, Any] = field(default_factory=dict)  # every key of the probe, as it was used

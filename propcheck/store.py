@@ -30,6 +30,7 @@ _ARROW_TYPES = {
     "int | None": pa.int64(),
     "float | None": pa.float64(),
     "bool": pa.bool_(),
+    "bool | None": pa.bool_(),
     "tuple[int, ...]": pa.list_(pa.int64()),
 }
 
@@ -78,6 +79,7 @@ def write_run(run: Run, directory: Path) -> None:
         "config_hash": run.config_hash,
         "command": run.command,
         "notes": list(run.notes),
+        "unobserved": list(run.unobserved),
         "settings": run.settings,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
@@ -192,8 +194,10 @@ def _rows(path: Path, schema: pa.Schema, digests: dict[str, str]) -> list[dict[s
     if not version.isdigit():
         raise PropcheckError(f"{path}: a Parquet file, but not one of propcheck's (no propcheck.schema_version)")
     _check_version(int(version), path)
-    if table.schema.names != schema.names:
-        wrong = sorted(set(schema.names) ^ set(table.schema.names)) or ["order"]
+    # A column that was added to the schema after the file was written is null: it was not observed.
+    added = {field.name for field in schema if field.nullable} - set(table.schema.names)
+    if table.schema.names != [name for name in schema.names if name not in added]:
+        wrong = sorted((set(schema.names) - added) ^ set(table.schema.names)) or ["order"]
         raise PropcheckError(f"{path}: columns are not those of schema {SCHEMA_VERSION} ({', '.join(wrong)})")
     if hashlib.sha256(content).hexdigest() != digests.get(path.name):
         raise PropcheckError(f"{path}: not the file that run.json was written with; scan again")

@@ -5,6 +5,7 @@ The scan itself is stood in for by a run written by hand, except in the last tes
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -49,7 +50,7 @@ RUN = Run(
 
 
 class Scanner:
-    """Stands in for propcheck.scan and propcheck.rules.judge; remembers what it was asked."""
+    """Stands in for propcheck.scanning.scan and propcheck.rules.judge; remembers what it was asked."""
 
     findings: tuple[Finding, ...] = ()
     raises: BaseException | None = None
@@ -73,10 +74,10 @@ class Scanner:
 def scanner(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = Scanner()
-    module = types.ModuleType("propcheck.scan")
+    module = types.ModuleType("propcheck.scanning")
     module.scan = stand_in.scan
-    monkeypatch.setitem(sys.modules, "propcheck.scan", module)
-    monkeypatch.setattr(propcheck, "scan", module, raising=False)
+    monkeypatch.setitem(sys.modules, "propcheck.scanning", module)
+    monkeypatch.setattr(propcheck, "scanning", module, raising=False)
     monkeypatch.setattr(propcheck.rules, "judge", stand_in.judge)
     return stand_in
 
@@ -103,6 +104,30 @@ def test_json_is_all_that_stdout_carries(scanner, capsys):
     assert document["loss"]["value"] == "NaN"
     assert [one["rule"] for one in document["findings"]] == ["PC201"]
     assert not list(Path("here").glob("*.png"))
+
+
+def test_notes_are_on_stderr_where_the_table_is_not_on_a_terminal(scanner, capsys, monkeypatch):
+    monkeypatch.setattr(
+        sys.modules["propcheck.scanning"], "scan", lambda *_, **__: dataclasses.replace(RUN, notes=("It is so.",))
+    )
+    monkeypatch.setattr(propcheck.rules, "judge", lambda *_, **__: ())
+    assert run(["scan", "tiny", "--no-plots", "--output-format", "json"]) == 0
+    assert capsys.readouterr().err.startswith("propcheck: It is so.\n")
+    assert run(["scan", "tiny", "--no-plots"]) == 0
+    assert capsys.readouterr().err == "propcheck: It is so.\n"
+    assert run(["scan", "tiny", "--no-plots", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "It is so." in out
+
+
+@pytest.mark.usefixtures("capsys")
+def test_arguments_of_the_callable_are_toml_values_or_plain_words(scanner):
+    arguments = ["--arg", "layers=3", "--arg", "kind=gelu", "--arg", "widths=[1, 2]", "--arg", "tied=true"]
+    assert run(["scan", "my.py:build", "--no-plots", *arguments]) == 0
+    assert scanner.probe.python.args == {"layers": 3, "kind": "gelu", "widths": [1, 2], "tied": True}
+    assert scanner.probe.python.target.endswith("/my.py:build")
+    assert Path("reports/my-build/run.json").exists()
 
 
 def test_quiet_leaves_stderr_empty(scanner, capsys):
@@ -252,6 +277,10 @@ def test_a_wrong_pyproject_is_named(tmp_path, capsys, table, said):
         ("scan tiny --threads 100000", "--threads"),
         ("scan tiny --memory 5", '--memory: scan.memory = "5": must be "auto" or a size with its unit'),
         ("scan tin", "tin: no such file or bundled probe; did you mean tiny?"),
+        ("scan tiny --arg width=3", "--arg width=3: arguments are for package.module:callable or path/to/file.py:callable"),
+        ("scan a.py:f --arg width", "--arg width: must be key=value, as in width=64"),
+        ("scan a.py:f --arg a.b=1", "--arg a.b=1: must be key=value, as in width=64"),
+        ("scan a.py:f --arg width=[a]", '--arg width=[a]: [a] is not a TOML value; strings in a list need quotes: ["a"]'),
         ("scan gpt2 --tokens 2000", "--tokens: inputs.tokens = 2000 is more than the model's model.positions = 1024"),
         ("scan tiny --set a\nb", "must be key=value"),
         ("scan tiny --output-format xml", "xml"),

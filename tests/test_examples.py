@@ -1,6 +1,7 @@
 """What the examples and the README show is what the tool says."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -82,3 +83,53 @@ def test_the_walk_through_opens_a_run(tmp_path):
     )
     assert "linear_attention" in done.stdout
     assert "normal_(0, " in done.stdout
+
+
+def blocks_shown():
+    text = (ROOT / "examples" / "README.md").read_text()
+    return re.findall(r"<!-- from: propcheck (.*?) -->\n```\n(.*?)```", text, re.DOTALL)
+
+
+def words(line):
+    """A line as its words, with the numbers among them to the digits that do not depend on the processor."""
+    return [pytest.approx(float(word), rel=0.03) if re.fullmatch(r"\d[\d.]*", word) else word for word in line.split()]
+
+
+@pytest.mark.parametrize(("command", "shown"), blocks_shown(), ids=[command for command, _ in blocks_shown()])
+def test_the_examples_show_what_their_commands_print(command, shown, tmp_path):
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert f"```sh\npropcheck {command}\n```" in text
+    arguments = [*command.split(), "--no-plots", "-q", "--out", str(tmp_path)]
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-m", "propcheck", *arguments], cwd=ROOT, check=True, capture_output=True, text=True, env=environment
+    )
+    assert done.stderr == ""
+    printed = [line.split() for line in done.stdout.splitlines()]
+    for line in shown.splitlines():
+        if line.strip() not in ("", "..."):
+            assert any(len(words(line)) == len(one) and matches(words(line), one) for one in printed), line
+
+
+def matches(expected, printed):
+    return all(
+        want == (found if isinstance(want, str) else number(found)) for want, found in zip(expected, printed, strict=True)
+    )
+
+
+def number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def test_the_walk_through_in_python_runs(tmp_path):
+    text = (ROOT / "examples" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "examples")))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, env=environment
+    )
+    assert "GPT, " in done.stdout
+    assert (tmp_path / "reports" / "mine" / "sublayers.parquet").exists()

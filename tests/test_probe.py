@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from propcheck.errors import PropcheckError
-from propcheck.probe import Override, Probe, bundled_probes, config_hash, differences, load_probe, parse_size
+from propcheck.probe import Probe, config_hash, differences, load_probe, parse_size
+from propcheck.sources import Override, bundled_probes
 
 
 @pytest.fixture
@@ -173,14 +174,14 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 def test_an_unknown_target_lists_the_bundled_probes_and_the_nearest():
     assert message("qwen3.8-27") == (
-        "qwen3.8-27: no such file or bundled probe; did you mean qwen3.8-27b? "
-        "bundled: gpt2, llama-7b, qwen3.8-27b, qwen3.8-27b-postnorm, tiny"
+        "qwen3.8-27: no such file or bundled probe; did you mean qwen3.8-27b? bundled: gpt2, llama-7b, qwen3.8-27b, "
+        "qwen3.8-27b-postnorm, tiny; or a config.json, or module:callable"
     )
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     assert message(str(tmp_path / "none.toml")) == f"{tmp_path}/none.toml: No such file or directory"
-    assert message(str(tmp_path)) == f"{tmp_path}: Is a directory"
+    assert message(str(tmp_path)) == f"{tmp_path}: the folder holds no config.json"
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
     assert message(str(tmp_path / "latin.toml")) == f"{tmp_path}/latin.toml: not TOML: not UTF-8 text"
 

@@ -1,6 +1,7 @@
 """The run directory: an exact round trip, and a clear refusal of everything else."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -19,9 +20,13 @@ from propcheck.records import ParameterRecord, SiteRecord
 def run():
     run = run_of(
         qwen()[:6],
-        [parameter("a.weight"), parameter("b", shape=(), init_calls=None, grad_state=None, grad_norm=math.nan, role=None)],
+        [
+            parameter("a.weight", fan_in=3, fan_out=4, used=True),
+            parameter("b", shape=(), init_calls=None, grad_state=None, grad_norm=math.nan, role=None),
+        ],
         loss=math.inf,
         notes=("one", "två"),
+        unobserved=("encoder.layers.0: runs as one fused function",),
     )
     odd = dataclasses.replace(run.sites[2], block=None, module=None, cosine=None, sum_mean=math.nan, sum_absmax=-math.inf)
     run = dataclasses.replace(run, sites=(*run.sites[:2], odd, *run.sites[3:]))
@@ -138,6 +143,26 @@ def test_a_foreign_parquet_file_is_refused(run, tmp_path):
     store.write_run(run, tmp_path)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "sublayers.parquet")
     with pytest.raises(PropcheckError, match="not one of propcheck's"):
+        store.read_run(tmp_path)
+
+
+def test_a_run_from_before_a_column_was_added_reads_as_not_observed(run, tmp_path):
+    store.write_run(run, tmp_path)
+    table = pq.read_table(tmp_path / "parameters.parquet").drop_columns(["fan_in", "fan_out", "used"])
+    pq.write_table(table, tmp_path / "parameters.parquet")
+    document = json.loads((tmp_path / "run.json").read_text())
+    document["files"]["parameters.parquet"] = hashlib.sha256((tmp_path / "parameters.parquet").read_bytes()).hexdigest()
+    del document["unobserved"]
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    read = store.read_run(tmp_path)
+    assert (read.parameters[0].fan_in, read.parameters[0].used, read.unobserved) == (None, None, ())
+    assert read.parameters[0].name == "a.weight"
+
+
+def test_a_file_without_a_column_that_is_never_null_is_refused(run, tmp_path):
+    store.write_run(run, tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "parameters.parquet").drop_columns(["numel"]), tmp_path / "parameters.parquet")
+    with pytest.raises(PropcheckError, match=r"columns are not those of schema 1 \(numel\)"):
         store.read_run(tmp_path)
 
 

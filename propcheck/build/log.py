@@ -73,7 +73,7 @@ class Operation:
     @property
     def empty(self) -> bool:
         """Whether it only allocates: its results have no value yet."""
-        return self.name in _EMPTY
+        return only_allocates(self.function)
 
     @property
     def moves_only(self) -> bool:
@@ -86,6 +86,11 @@ class Operation:
 def operator_name(function: Any) -> str:
     """Return the name of an operator without namespace and overload."""
     return str(function._schema.name.split("::")[1])  # noqa: SLF001
+
+
+def only_allocates(function: Any) -> bool:
+    """Whether what an operator returns has no value yet."""
+    return operator_name(function) in _EMPTY
 
 
 def returns_geometry_of_input(function: Any) -> bool:

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from propcheck.build.recordable import recordable
 from propcheck.build.recorder import Recorder, Unrecordable
+from propcheck.build.uncompiled import uncompiled
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -55,12 +56,39 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A model whose tensors are fake, the operations that made them, and its parameters and buffers in order."""
+    """A model whose tensors are fake, the operations that made them, and its parameters and buffers in order.
+
+    Attributes
+    ----------
+    model
+        With fake tensors.
+    log
+        The operations.
+    constants
+        What tensors that came from outside of the log held, by number.
+    entries
+        The model's parameters and buffers.
+    known
+        Tells where in the log another tensor that the constructor made is (an input, an element of a list); None where the
+        log does not have it.
+    real
+        The model's tensors by name, where they are real ones, in memory, because nothing was recorded.
+    """
 
     model: nn.Module
     log: tuple[Operation, ...]
     constants: dict[int, Tensor]
     entries: tuple[Entry, ...]
+    known: Callable[[Tensor], TensorRef | None]
+    real: dict[str, Tensor] | None = None
+
+
+class NotRecordedError(PropcheckError):
+    """The code that builds the model does what cannot be recorded; ``reason`` says where and what."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; it runs on shapes of tensors, without their values")
+        self.reason = reason
 
 
 def record(factory: Callable[[], nn.Module]) -> Recording:
@@ -79,42 +107,49 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
 
     Raises
     ------
+    NotRecordedError
+        If ``factory`` decides on values of random tensors, which have none here, or asks for their memory.
     PropcheckError
-        If ``factory`` returns no module, or decides on values of random tensors, which have none here.
+        If it returns no module.
     """
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(fake_mode)
     try:
-        with _own_random_state(), fake_mode, recorder, recordable():
+        with own_random_state(0), fake_mode, recorder, recordable():
             model = factory()
         if isinstance(model, nn.Module):
-            _register_plain_tensors(model)
-        entries = _entries(model, recorder) if isinstance(model, nn.Module) else ()
+            model = uncompiled(model)
+            register_plain_tensors(model)
+        entries = entries_of(model, recorder.ref) if isinstance(model, nn.Module) else ()
     except Exception as error:
         reason = _unrecordable(error)
         if reason is None:
             raise
-        raise PropcheckError(
-            f"{_place(error)}: the code that builds the model {reason}; it runs on shapes of tensors, without their values"
-        ) from error
+        raise NotRecordedError(f"{_place(error)}: the code that builds the model {reason}") from error
+    require_module(model)
+    return Recording(model, tuple(recorder.log), recorder.constants, entries, recorder.known)
+
+
+def require_module(model: object) -> None:
+    """Refuse what is no module."""
     if not isinstance(model, nn.Module):
         raise PropcheckError(f"the target must build a torch.nn.Module, it built a {type(model).__name__}")
-    return Recording(model, tuple(recorder.log), recorder.constants, entries)
 
 
-def _register_plain_tensors(model: nn.Module) -> None:
+def register_plain_tensors(model: nn.Module) -> None:
     """Make tensors that are plain attributes (``self.mask = torch.ones(...)``) buffers, so that they are known and get a value.
 
     An attribute that has a graph, as ``nn.utils.weight_norm`` sets before each forward, stays as it is.
     """
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, FakeTensor) and value.is_leaf and not hasattr(type(module), name):
+            if isinstance(value, Tensor) and value.is_leaf and not hasattr(type(module), name):
                 del vars(module)[name]
                 module.register_buffer(name, value, persistent=False)
 
 
-def _entries(model: nn.Module, recorder: Recorder) -> tuple[Entry, ...]:
+def entries_of(model: nn.Module, ref: Callable[[Tensor], TensorRef]) -> tuple[Entry, ...]:
+    """Return the parameters and buffers of ``model`` in order, each once; ``ref`` says where its value comes from."""
     named: dict[int, tuple[str, Tensor, list[str]]] = {}
     tensors = [
         *(("parameter", name, tensor) for name, tensor in model.named_parameters(remove_duplicate=False)),
@@ -123,17 +158,17 @@ def _entries(model: nn.Module, recorder: Recorder) -> tuple[Entry, ...]:
     for kind, name, tensor in tensors:
         named.setdefault(id(tensor), (kind, tensor, []))[2].append(name)
     return tuple(
-        Entry(names[0], tuple(names), recorder.ref(tensor), kind, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        Entry(names[0], tuple(names), ref(tensor), kind, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
         for kind, tensor, names in named.values()
     )
 
 
 @contextmanager
-def _own_random_state() -> Iterator[None]:
-    """Give the constructor the same state of every global generator each time, and leave theirs as they were."""
+def own_random_state(seed: int) -> Iterator[None]:
+    """Give a constructor the same state of ``random`` and numpy each time, and leave all generators as they were."""
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the global one is meant
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     try:
         yield
     finally:

@@ -32,16 +32,17 @@ def recordable() -> Iterator[None]:
     find that all are.
     """
     with (
-        _replaced(nn.init, "_no_grad_trunc_normal_", _record_trunc_normal_),
-        _replaced(nn.Module, "_apply", _apply),
-        _replaced(FakeTensor, "__deepcopy__", _deepcopy),
-        _replaced(FakeTensor, "data_ptr", _data_ptr),
+        replaced(nn.init, "_no_grad_trunc_normal_", _record_trunc_normal_),
+        replaced(nn.Module, "_apply", _apply),
+        replaced(FakeTensor, "__deepcopy__", _deepcopy),
+        replaced(FakeTensor, "data_ptr", _data_ptr),
     ):
         yield
 
 
 @contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Set an attribute for a while."""
     own = name in vars(owner)
     saved = getattr(owner, name)
     setattr(owner, name, value)

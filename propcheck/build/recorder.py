@@ -45,13 +45,19 @@ class Recorder(TorchDispatchMode):
             return self.ref(self._fake(tensor))
         storage = tensor.untyped_storage()
         _, number = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))  # noqa: SLF001
-        shape, stride = tuple(tensor.shape), tensor.stride()
-        geometry = (number, tensor.dtype, shape, stride, tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
+        geometry = _geometry(number, tensor)
         found = self._refs.get(geometry)
         if found is None:
             self._count += 1
-            found = self._refs[geometry] = TensorRef(self._count, number, shape, stride, tensor.dtype)
+            found = self._refs[geometry] = TensorRef(self._count, number, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         return found
+
+    def known(self, tensor: Tensor) -> TensorRef | None:
+        """Return the number of a tensor of the log, None for others."""
+        if not isinstance(tensor, FakeTensor):
+            return None
+        _, number = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))  # noqa: SLF001
+        return self._refs.get(_geometry(number, tensor))
 
     def _fake(self, real: Tensor) -> FakeTensor:
         """Return the fake tensor that stands for one that was made outside, and keep what it held."""
@@ -127,6 +133,11 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self.ref(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         self.log.append(_operation(func, recorded_args, recorded_kwargs, outputs, covered=covered, literal=literal))
         return result
+
+
+def _geometry(storage: int, tensor: Tensor) -> tuple[Any, ...]:
+    shape, offset = tuple(tensor.shape), tensor.storage_offset()
+    return storage, tensor.dtype, shape, tensor.stride(), offset, tensor.is_conj(), tensor.is_neg()
 
 
 def _operation(

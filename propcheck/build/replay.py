@@ -17,8 +17,10 @@ from propcheck.build.slices import Slicer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from propcheck.build.log import TensorRef
     from propcheck.build.random import Workers
     from propcheck.build.record import Entry, Recording
+    from propcheck.build.slices import Slice
 
 
 class Replay:
@@ -35,14 +37,17 @@ class Replay:
     def __init__(self, recording: Recording, workers: Workers) -> None:
         self._recording = recording
         self._workers = workers
-        slicer = Slicer(recording.log)
+        slicer = self._slicer = Slicer(recording.log)
         self._slices = {entry.name: slicer.slice(entry.ref) for entry in recording.entries}
         # The owner and index of each random call.
         self._owner: dict[int, tuple[str, int]] = {}
         for name, piece in self._slices.items():
-            random = [index for index in piece.operations if index in piece.valued and recording.log[index].random]
-            for count, index in enumerate(random):
-                self._owner.setdefault(index, (name, count))
+            self._own(name, piece)
+
+    def _own(self, name: str, piece: Slice) -> None:
+        random = [index for index in piece.operations if index in piece.valued and self._recording.log[index].random]
+        for count, index in enumerate(random):
+            self._owner.setdefault(index, (name, count))
 
     def materialize(self, entry: Entry, seed: int, out: Tensor | None = None) -> Tensor:
         """Compute one parameter.
@@ -59,25 +64,48 @@ class Replay:
         Returns
         -------
         Tensor
-            On the CPU, of the entry's shape and dtype; in ``out``'s memory if ``out`` was given.
+            On the CPU, of the entry's shape and dtype; in ``out``'s memory if ``out`` was given and the model was recorded.
         """
+        if self._recording.real is not None:
+            return self._recording.real[entry.name].detach()
+        value = self._compute(entry.ref, self._slices[entry.name], seed, out)
+        if out is not None and value.data_ptr() != out.data_ptr():
+            return out.view(entry.shape).copy_(value)
+        return _alone(value) if out is None else value
 
+    def value(self, tensor: Tensor, name: str, seed: int) -> Tensor | None:
+        """Compute a tensor that the constructor made and that is no parameter or buffer, an input say; None if it did not.
+
+        Its random calls are those of ``name``, unless a parameter has them.
+        """
+        ref = self._recording.known(tensor)
+        if ref is None:
+            return None
+        piece = self._slicer.slice(ref)
+        self._own(name, piece)
+        return _alone(self._compute(ref, piece, seed, None)).requires_grad_(tensor.requires_grad)
+
+    def _compute(self, ref: TensorRef, piece: Slice, seed: int, out: Tensor | None) -> Tensor:
         def drawn(index: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], memory: Tensor) -> Any:
             return draw(function, args, kwargs, memory, (seed, *self._owner[index]), self._workers)
 
-        recording = self._recording
-        value = compute(recording.log, recording.constants, self._slices[entry.name], entry.ref, drawn, out)
-        if out is not None and value.data_ptr() != out.data_ptr():
-            return out.view(entry.shape).copy_(value)
-        if out is None and value.untyped_storage().nbytes() > value.numel() * value.element_size():
-            return value.clone()  # do not hold on to a larger storage
-        return value
+        return compute(self._recording.log, self._recording.constants, piece, ref, drawn, out)
 
     def init_calls(self, entry: Entry) -> str | None:
-        """Return the calls that gave a parameter its value in readable form, None if no call ever did."""
+        """Return the calls that gave a parameter its value in readable form, None if no call ever did.
+
+        Of a model that was not recorded nothing is known; the text says so.
+        """
+        if self._recording.real is not None:
+            return "built without a record"
         log, piece = self._recording.log, self._slices[entry.name]
         inputs = (ref for index in piece.operations for ref in log[index].inputs)
         return readable(
             [log[index] for index in piece.operations if index in piece.valued],
             from_outside=any(ref.tensor in self._recording.constants for ref in (entry.ref, *inputs)),
         )
+
+
+def _alone(value: Tensor) -> Tensor:
+    """Return a value that does not hold on to a larger storage."""
+    return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from propcheck.build.random import generator_for
-from propcheck.build.record import record
-from propcheck.build.replay import Replay
+from propcheck.engine.built import batch_of, build, loss_of, positions_of, shape_of
+from propcheck.engine.checkpoint import plain_checkpoints
+from propcheck.engine.conductor import Conductor
+from propcheck.engine.determined import determined
 from propcheck.engine.memory import free_memory, resident_bytes
-from propcheck.engine.segment import Conductor, segmented
-from propcheck.engine.units import divide, plan
+from propcheck.engine.segment import segmented
+from propcheck.engine.uncut import CannotCutError, LateLedger, numbered, require_room
+from propcheck.engine.units import Plan, divide, plan
 from propcheck.engine.weights import Weights
+from propcheck.errors import PropcheckError
 from propcheck.observe.census import Census, census
-from propcheck.observe.follow import Follower, Site
-from propcheck.observe.gradients import Ledger
-from propcheck.targets.losses import Loss, default_loss
+from propcheck.observe.follow import Follower
 from propcheck.targets.target import call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
+    from collections.abc import Callable, Sequence
 
     from propcheck.build.random import Workers
     from propcheck.build.record import Entry
+    from propcheck.engine.built import Built
     from propcheck.engine.units import Unit
-    from propcheck.targets.target import Batch, Target, Task
+    from propcheck.observe.additions import Site
+    from propcheck.targets.target import Task
+
+    Progress = Callable[[str, int | None, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,13 @@ class Pass:
     census: dict[str, Census]
     roles: dict[str, str]
     sites: tuple[Site, ...]
-    last_normed: bool
     gradients: dict[str, float]
     loss: float
     uniform_loss: float | None
     inputs: tuple[int, int]  # sequences, tokens of each
+    unobserved: tuple[str, ...]  # a sentence for each place that could not be followed
+    used: frozenset[str]  # the parameters and buffers that some operation of the forward pass used
+    notes: tuple[str, ...]  # sentences: how the model was built and run, where that was not the usual way
 
 
 def execute(
@@ -63,9 +68,11 @@ def execute(
     memory: int | None,
     device: torch.device,
     workers: Workers,
-    progress: Callable[[str, int | None, int, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Pass:
     """Run ``task`` once.
+
+    A model that cannot be cut into units is built and run a second time, whole.
 
     Parameters
     ----------
@@ -81,53 +88,88 @@ def execute(
         Threads for filling weights.
     progress
         Called with phase, block, number of blocks, and the fraction of the work that is done.
+
+    Raises
+    ------
+    PropcheckError
+        If the target is none that can be scanned, or can be scanned only whole and is too large for that.
     """
-    built: list[Target] = []
-
-    def build() -> nn.Module:
-        built.append(task.build())
-        return built[0].model
-
-    recording = record(build)
-    (target,) = built
-    replay = Replay(recording, workers)
-    model = recording.model
-    units, permanent = divide(model, recording.entries)
-    blocks = sum(unit.block is not None for unit in units)
     budget = free_memory() if memory is None else memory
-    batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), _batch(task, target, seed))
-    sequences, tokens = _shape(batch)
-    chosen = plan(units, budget - resident_bytes() - sum(entry.nbytes for entry in permanent), sequences * tokens)
+    with torch.compiler.set_stance("force_eager"):
+        reason = None
+        try:
+            return _run(task, seed, budget, device, workers, progress, uncut=None)
+        except CannotCutError as error:
+            reason = str(error)
+        gc.collect()  # the first attempt's model and graph
+        return _run(task, seed, budget, device, workers, progress, uncut=reason)
+
+
+def _run(
+    task: Task,
+    seed: int,
+    budget: int,
+    device: torch.device,
+    workers: Workers,
+    progress: Progress | None,
+    *,
+    uncut: str | None,
+) -> Pass:
+    """Run ``task`` in units, or uncut for the reason that is given."""
+    built = build(task, seed, budget=budget, device=device, workers=workers)
+    recording, model = built.recording, built.recording.model
+    units, permanent, blocks = divide(model, recording.entries, built.target.blocks)
+    batch = batch_of(task, built, seed)
+    available = budget - resident_bytes() + built.held
+    chosen = _plan(built, units, permanent, available, positions_of(batch), uncut)
     counted: dict[str, Census] = {}
 
     def count(entry: Entry, value: Tensor) -> None:
-        counted[entry.name] = census(value, workers)
+        counted[entry.name] = census(_dense(value), workers)
 
-    weights = Weights(recording, replay, units, seed=seed, device=device, census=count)
-    weights.bring_permanently(permanent)
-    ledger = Ledger()
-    follower = Follower({id(tensor): name for name, tensor in weights.tensors.items()}, ledger)
+    weights = Weights(recording, built.replay, units, seed=seed, device=device, census=count)
+    weights.bring_permanently(permanent if uncut is None else recording.entries)
+    names = {id(tensor): name for name, tensor in weights.tensors.items()}
+    ledger = LateLedger()
+    follower = Follower(names, ledger)
+    room = None if chosen.mode == "resident" else available - sum(entry.nbytes for entry in permanent)
     entries = {entry.name: entry for entry in recording.entries}
-    conductor = Conductor(follower, weights, seed, chosen.resident, _meter(units, blocks, progress), entries)
-    conductor.outside.update((entry.name, entry) for entry in permanent)
+    conductor = Conductor(
+        follower=follower,
+        weights=weights,
+        realiser=built.realiser,
+        seed=seed,
+        resident=chosen.resident,
+        progress=_meter(units, blocks, progress),
+        entries=entries,
+        names=names,
+        units=units,
+        room=room,
+    )
+    conductor.outside.update((entry.name, entry) for entry in (permanent if uncut is None else recording.entries))
     follower.on_use = conductor.use
     with ExitStack() as stack:
+        stack.enter_context(plain_checkpoints())
         for handle in follower.watch(model):
             stack.callback(handle.remove)
         for unit in units:
-            stack.callback(_restore, unit)
-            unit.module.forward = segmented(conductor, unit, unit.module.forward)
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        torch.manual_seed(generator_for("outside", seed).initial_seed())
-        with follower, torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None):
+            forward = unit.module.forward
+            stack.callback(_restore, unit, unit.module.__dict__.get("forward"))
+            unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
+        stack.enter_context(determined("outside", seed))
+        follower.begin([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
+        with follower, built.realiser, conductor.guard, _autocast(task, device):
             output = call(model, batch)
-            loss = default_loss(output, batch) if target.loss is None else Loss(target.loss(output, batch), None)
-        (loss.value * task.loss_scale).backward()
+            loss = loss_of(built.target, output, batch)
+        follower.end(loss.value)
+        conductor.check_loss(loss.value)
+        if loss.value.requires_grad:  # else no parameter has a gradient
+            conductor.in_backward = ledger.open = True
+            (loss.value * task.loss_scale).backward()
         conductor.check()
-    ledger.settle(
-        {name: weights.tensors[name] for name, entry in conductor.outside.items() if entry.kind == "parameter"}  # type: ignore[misc]
-    )
-    gradients = _to_floats(list(ledger.norms.values()))
+    conductor.settle_all()
+    norms = ledger.norms
+    gradients = _to_floats(list(norms.values()))
     for site in follower.sites:
         site.gradients = {name: norm / task.loss_scale for name, norm in site.gradients.items()}
     return Pass(
@@ -137,46 +179,60 @@ def execute(
         blocks=blocks,
         entries=recording.entries,
         block_of={entry.name: unit.block for unit in units for entry in unit.entries},
-        init_calls={entry.name: replay.init_calls(entry) for entry in recording.entries},
+        init_calls={entry.name: built.replay.init_calls(entry) for entry in recording.entries},
         census=counted,
         roles=follower.roles,
         sites=tuple(follower.sites),
-        last_normed=follower.last_normed,
-        gradients={name: norm / task.loss_scale for name, norm in zip(ledger.norms, gradients, strict=True)},
+        gradients={name: norm / task.loss_scale for name, norm in zip(norms, gradients, strict=True)},
         loss=float(loss.value.detach()),
         uniform_loss=loss.uniform,
-        inputs=_shape(batch),
+        inputs=shape_of(batch),
+        unobserved=follower.unobserved,
+        used=frozenset(conductor.used),
+        notes=(*built.notes, *(() if uncut is None else (f"{uncut}; so the model was run whole, with all of it in memory.",))),
     )
+
+
+def _plan(
+    built: Built, units: Sequence[Unit], permanent: Sequence[Entry], available: int, tokens: int, uncut: str | None
+) -> Plan:
+    """Choose what stays in memory; refuse what would have to and does not fit."""
+    entries = built.recording.entries
+    if uncut is not None:
+        require_room(uncut, units, entries, available, tokens)
+        return Plan(frozenset(unit.path for unit in units), "resident")
+    chosen = plan(units, available - sum(entry.nbytes for entry in permanent), tokens)
+    if built.recording.real is not None and chosen.mode != "resident":
+        raise PropcheckError(
+            f"{built.notes[0].partition('; so')[0]}; so it is in memory as a whole, {built.held / 2**30:.3g} GiB, and with "
+            "its activations that does not fit the memory budget; raise --memory, or change that line"
+        )
+    return chosen
+
+
+def _autocast(task: Task, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None)
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Return the numbers of a sparse or quantised tensor, which only a model that was not recorded has."""
+    value = value.dequantize() if value.is_quantized else value
+    return value if value.layout == torch.strided else value.to_dense()
 
 
 def _to_floats(tensors: list[Tensor]) -> list[float]:
     return torch.stack([tensor.double() for tensor in tensors]).tolist() if tensors else []
 
 
-def _batch(task: Task, target: Target, seed: int) -> Batch:
-    """Return what the model is called with, for ``seed``."""
-    if target.batch is None:
-        return task.batch(target.model, seed)
-    if not callable(target.batch):
-        return target.batch
-    torch.manual_seed(generator_for("batch", seed).initial_seed())
-    return target.batch(seed) if signature(target.batch).parameters else target.batch()
+def _restore(unit: Unit, own: object) -> None:
+    """Take the replacement of a unit's forward away; ``own`` is what the module had in its place, beside its class's."""
+    if own is None:
+        unit.module.__dict__.pop("forward", None)
+    else:
+        unit.module.__dict__["forward"] = own
 
 
-def _shape(batch: Batch) -> tuple[int, int]:
-    """Return sequences and tokens of each: the first two dimensions of the first tensor that has them."""
-    shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    first = next((shape for shape in shapes if len(shape) > 1), torch.Size((1, 1)))
-    return first[0], first[1]
-
-
-def _restore(unit: Unit) -> None:
-    unit.module.__dict__.pop("forward", None)
-
-
-def _meter(
-    units: list[Unit], blocks: int, progress: Callable[[str, int | None, int, float], None] | None
-) -> Callable[[str, Unit], None]:
+def _meter(units: list[Unit], blocks: int, progress: Progress | None) -> Callable[[str, Unit], None]:
     """Return what the calls report to; work is counted in parameters, a backward as twice a forward."""
     total = 3 * sum(unit.nbytes for unit in units) or 1
     done = 0

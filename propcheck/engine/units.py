@@ -6,14 +6,15 @@ Parameters that belong to no such part stay in memory throughout.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import nn
+from propcheck.engine.blocks import LISTS, find_blocks, named_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import nn
 
     from propcheck.build.record import Entry
 
@@ -34,41 +35,23 @@ class Unit:
         return sum(entry.nbytes for entry in self.entries)
 
 
-def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the blocks: the children of the container that holds most parameters in modules of one class."""
-    best: tuple[int, str, nn.Module] | None = None
-    for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 1:
-            continue
-        kinds = Counter(type(child) for child in module.children())
-        kind, count = kinds.most_common(1)[0]
-        if 2 * count <= len(module):
-            continue
-        size = sum(parameter.numel() for child in module.children() if type(child) is kind for parameter in child.parameters())
-        if size and (best is None or size > best[0]):
-            best = (size, path, module)
-    if best is None:
-        return []
-    return [(f"{best[1]}.{name}".lstrip("."), child) for name, child in best[2].named_children()]
+def divide(
+    model: nn.Module, entries: Sequence[Entry], names: str | Sequence[str] | None = None
+) -> tuple[list[Unit], tuple[Entry, ...], int]:
+    """Return the units of ``model`` in order, the entries that belong to none (always in memory), and the number of blocks.
 
-
-def divide(model: nn.Module, entries: Sequence[Entry]) -> tuple[list[Unit], tuple[Entry, ...]]:
-    """Return the units of ``model`` in order, and the entries that belong to none (always in memory).
-
-    Buffers belong to no unit: they are small, and code may update them in the forward pass.
+    Buffers belong to no unit: they are small, and code may update them in the forward pass. A block that cannot be called
+    (a list of its parts) is divided into its parts. ``names`` are those of the blocks, where the target says them.
     """
-    blocks = find_blocks(model)
+    blocks = find_blocks(model) if names is None else named_blocks(model, names)
+    numbers = {part: number for number, (path, module) in enumerate(blocks) for part in _callable(path, module)}
     above = {""}  # the modules around the blocks
-    for path, _ in blocks:
+    for path in numbers:
         parts = path.split(".")
         above |= {".".join(parts[:depth]) for depth in range(len(parts))}
-    numbers = {path: number for number, (path, _) in enumerate(blocks)}
     units: list[Unit] = []
     owned: set[str] = set()
-    for path, module in model.named_modules():
-        parent = path.rpartition(".")[0]
-        if path in above or (parent not in above and path not in numbers):
-            continue
+    for path, module in _parts(model, "", above, set()):
         own = tuple(
             entry
             for entry in entries
@@ -77,7 +60,26 @@ def divide(model: nn.Module, entries: Sequence[Entry]) -> tuple[list[Unit], tupl
         if own:
             units.append(Unit(path, module, own, numbers.get(path), frozenset(entry.name for entry in own)))
             owned |= units[-1].names
-    return units, tuple(entry for entry in entries if entry.name not in owned)
+    return units, tuple(entry for entry in entries if entry.name not in owned), len(blocks)
+
+
+def _parts(module: nn.Module, path: str, above: set[str], seen: set[int]) -> list[tuple[str, nn.Module]]:
+    """Return the largest modules, each once, that are neither around a block nor a list."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in module.named_children():
+        where = f"{path}.{name}".lstrip(".")
+        if where in above or isinstance(child, LISTS):
+            found += _parts(child, where, above, seen)
+        elif id(child) not in seen:
+            seen.add(id(child))
+            found.append((where, child))
+    return found
+
+
+def _callable(path: str, module: nn.Module) -> list[str]:
+    if not isinstance(module, LISTS):
+        return [path]
+    return [part for name, child in module.named_children() for part in _callable(f"{path}.{name}", child)]
 
 
 # Bytes of working memory for each token and each input or output feature of a block's weights, beside half precision

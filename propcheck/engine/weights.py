@@ -49,23 +49,27 @@ class Weights:
         device: torch.device,
         census: Callable[[Entry, Tensor], None],
     ) -> None:
+        self._real = recording.real is not None  # every tensor is there already
         self._replay, self._seed, self._device, self._census = replay, seed, device, census
         self._counted: set[str] = set()
         self._holders: Counter[str] = Counter()  # how many units that are in memory have the parameter
         self._buffers: dict[str, Tensor] = {}  # memory of the units that are in
         self._spare: list[Tensor] = []
         self._block_bytes = max((_packed_bytes(unit.entries) for unit in units if unit.block is not None), default=0)
-        self.tensors = _realise(recording, device)
+        self.tensors = _realise(recording, device) if recording.real is None else dict(recording.real)
 
     def bring_permanently(self, entries: Sequence[Entry]) -> None:
         """Materialise entries that stay: buffers, and parameters of no unit."""
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():  # noqa: SLF001
+            self._bring_permanently(entries)
+
+    def _bring_permanently(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._holders[entry.name] += 1
             if self._holders[entry.name] > 1:
                 continue
             value = self._replay.materialize(entry, self._seed)
-            self._count(entry, value)
-            self.tensors[entry.name].data = value.to(self._device)
+            self._put(entry, value)
 
     def bring(self, unit: Unit) -> None:
         """Materialise the parameters of ``unit`` that are not in memory."""
@@ -78,23 +82,30 @@ class Weights:
             self._holders[entry.name] += 1
         if not missing:
             return
+        if self._real:
+            for entry in missing:
+                self._put(entry, self._replay.materialize(entry, self._seed))
+            return
         memory = self._buffers[unit.path] = self._memory(_packed_bytes(missing), recycled=unit.block is not None)
         start = 0
         for entry in missing:
             part = memory[start : start + entry.nbytes].view(entry.dtype).view(entry.shape)
             value = self._replay.materialize(entry, self._seed, part)
-            self._count(entry, value)
-            self.tensors[entry.name].data = value.to(self._device)
+            self._put(entry, value)
             start += _padded(entry.nbytes)
 
     def drop(self, unit: Unit) -> None:
         """Let go of the parameters of ``unit`` that no other unit in memory has."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            self._drop(unit)
+
+    def _drop(self, unit: Unit) -> None:
         shared = False
         for entry in unit.entries:
             self._holders[entry.name] -= 1
             if self._holders[entry.name]:
                 shared = True
-            else:
+            elif not self._real:
                 self.tensors[entry.name].data = _placeholder(entry, self._device)
         memory = self._buffers.pop(unit.path, None)
         if memory is not None and not shared and unit.block is not None and not self._spare:
@@ -105,15 +116,25 @@ class Weights:
         return bool(self._holders[name])
 
     def _memory(self, size: int, *, recycled: bool) -> Tensor:
-        if recycled and self._spare:
+        if recycled and self._spare and _is_free(self._spare[0]):
             return self._spare.pop()
         self._spare.clear()  # a large part beside the blocks, a head say, needs the room more
         return torch.empty(max(size, self._block_bytes if recycled else 0), dtype=torch.uint8)
 
-    def _count(self, entry: Entry, value: Tensor) -> None:
+    def _put(self, entry: Entry, value: Tensor) -> None:
         if entry.name not in self._counted:
             self._counted.add(entry.name)
             self._census(entry, value)
+        # A tensor that was there before the scan, on its device, is left as it is: its class may know no other memory.
+        if not self._real or value.device != self._device:
+            self.tensors[entry.name].data = value.to(self._device)
+
+
+def _is_free(memory: Tensor) -> bool:
+    """Whether nothing else, an output or a view that the model's code keeps, lies in the memory."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001
+        storage = memory.untyped_storage()
+        return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # noqa: SLF001 - the tensor and this name
 
 
 def _padded(size: int) -> int:

@@ -1,54 +1,54 @@
 """Find the residual additions of any model by following its tensors, and measure each as it happens.
 
-``Follower`` is a ``TorchFunctionMode``. The output of an embedding is the stream; a tensor that passed a product since
-is a branch; everything else keeps what it is given. An addition of a stream and a branch of the same shape is a site, and
-its result is the stream. Module names serve only to say where a site is.
+``Follower`` is a ``TorchFunctionMode``. It marks what every function returns with a step of the graph in ``trace``, and asks
+``additions`` whether a sum is a residual addition. Module names serve only to say where a site is.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from propcheck.observe.additions import Addition, Residual, Site, Update, residual, settle, sites
 from propcheck.observe.gradients import Ledger, MeasuredEmbedding, MeasuredLinear, worth_factoring
+from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import ADDITIONS, SILENT, Propagation, tensors_in
-from propcheck.observe.statistics import AdditionStatistics, addition_statistics, frobenius
-from propcheck.observe.trace import Trace, mark, trace_of
+from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
+from propcheck.observe.trace import ancestors, mark, signal_of, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@dataclass(slots=True)
-class Site:
-    """What was seen at one residual addition; tensors are 0-d and still on the device."""
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """One addition as it was called: its operands, and the factor that torch.add multiplies the second one by."""
 
-    number: int
-    block: int | None
-    branch: Trace
-    stream: Trace
-    shape: tuple[int, ...]
-    stream_dtype: torch.dtype
-    update_dtype: torch.dtype
-    statistics: AdditionStatistics
-    gradients: dict[str, Tensor] = field(default_factory=dict)  # by "stream", "update", "sum"
+    first: Tensor
+    second: Tensor
+    alpha: float
+    in_place: bool  # the first operand is overwritten
+
+    def stream_and_update(self, *, stream_is_first: bool) -> tuple[Tensor, Tensor]:
+        return (self.first, self.second) if stream_is_first else (self.second, self.first)
+
+    def scaled(self, *, stream_is_first: bool) -> str | None:
+        """Which of the two is multiplied by alpha."""
+        return None if self.alpha == 1 else "update" if stream_is_first else "stream"
 
 
 @dataclass(frozen=True, slots=True)
-class _Residual:
-    """The operands of a residual addition, in either order; ``alpha`` multiplies the second argument, as torch.add has it."""
+class _Kept:
+    """The operands of the last residual addition: another update of the same stream may follow."""
 
-    stream: Tensor
-    update: Tensor
-    of_stream: Trace
-    of_update: Trace
-    alpha: float
-    stream_is_first: bool
+    addition: Addition
+    stream: tuple[Tensor, int]  # and its version: what was changed since cannot be measured again
+    updates: tuple[tuple[Tensor, int], ...]
 
 
 class Follower(TorchFunctionMode):
@@ -64,18 +64,20 @@ class Follower(TorchFunctionMode):
 
     def __init__(self, names: dict[int, str], ledger: Ledger) -> None:
         super().__init__()
-        self.sites: list[Site] = []
         self.ledger = ledger
         self.block: int | None = None
         self.measure = True  # forward statistics
         self.differentiate = True  # gradient hooks
-        self.next_site = 0
+        self.next_site = 0  # number of the next addition, residual or not, of two tensors of one shape
         # Told of each parameter or buffer before it is used, and of the function that uses it.
         self.on_use: Callable[[str, str], None] = lambda _parameter, _function: None
+        self._unobserved: dict[str, str] = {}  # by module: what could not be followed into
         self._names = names
         self._propagation = Propagation(names)
-        self._norms_at_last_sum = 0
-        self._modules: list[int] = []  # of the modules being run, the number of products at their entry
+        self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
+        self._kept: list[_Kept] = []  # of one stream
+        self._sites: list[Site] | None = None
+        self._modules: list[tuple[str, int]] = []  # being run: path, and the number of products at the entry
 
     @property
     def roles(self) -> dict[str, str]:
@@ -83,34 +85,62 @@ class Follower(TorchFunctionMode):
         return self._propagation.roles
 
     @property
-    def last_normed(self) -> bool:
-        """Whether the last sum passed a norm."""
-        return self._propagation.norms > self._norms_at_last_sum
+    def sites(self) -> list[Site]:
+        """The residual additions, once the pass is over."""
+        if self._sites is None:
+            self._sites = sites([self._additions[number][0] for number in sorted(self._additions)])
+        return self._sites
+
+    @property
+    def unobserved(self) -> tuple[str, ...]:
+        """A sentence for each place that could not be followed."""
+        return tuple(f"{path}: {what}" for path, what in self._unobserved.items())
 
     # ------------------------------------------------------------------ modules
+
+    def begin(self, inputs: list[Tensor]) -> None:
+        """Say what the model is called with: what is computed from a float input is a signal."""
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                mark(tensor, self._propagation.begin("root"))
+
+    def end(self, loss: Tensor) -> None:
+        """Say what the pass led to."""
+        trace = trace_of(loss)
+        used = None if trace is None else ancestors(trace)  # None: computed in a way that cannot be followed
+        settle([self._additions[number][0] for number in sorted(self._additions)], used)
 
     def watch(self, model: nn.Module) -> list[Any]:
         """Register hooks on every module of ``model``, to know where an operation happens; return their handles."""
         handles: list[Any] = []
         for path, module in model.named_modules():
             if path:
-                handles.append(module.register_forward_pre_hook(self._entering))
+                handles.append(module.register_forward_pre_hook(self._entering(path)))
                 handles.append(module.register_forward_hook(self._leaving(path), with_kwargs=True, always_call=True))
         return handles
 
-    def _entering(self, _module: nn.Module, _args: Any) -> None:
-        self._modules.append(self._propagation.products)
+    def _entering(self, path: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            self._modules.append((path, self._propagation.products))
+            self._propagation.module = path
+
+        return hook
 
     def _leaving(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            products = self._modules.pop()
+            _, products = self._modules.pop()
+            self._propagation.module = self._modules[-1][0] if self._modules else None
+            if not self.measure:
+                return
             for value in tensors_in((output,)):
                 trace = trace_of(value)
                 if trace is None and value.requires_grad:
                     read = tensors_in((*args, *kwargs.values()))
                     trace = self._propagation.unknown(value, read, [*module.parameters()])
+                    if trace is not None:
+                        self._unobserved.setdefault(path, f"what {type(module).__name__} computes cannot be followed")
                 # The module that made the last product wrote the branch, or the outermost module around it.
-                if trace is not None and trace.kind == "branch" and trace.product > products:
+                if trace is not None and trace.kind == "signal" and trace.product > products:
                     mark(value, replace(trace, module=path))
 
         return hook
@@ -122,14 +152,12 @@ class Follower(TorchFunctionMode):
         """Say what to observe within a part of the model; ``first_site`` is given when the part is computed again."""
         saved = self.block, self.measure, self.differentiate, self.next_site
         self.block, self.measure, self.differentiate = block, measure, differentiate
-        self._propagation.measure = measure
         if first_site is not None:
             self.next_site = first_site
         try:
             yield
         finally:
             self.block, self.measure, self.differentiate = saved[:3]
-            self._propagation.measure = self.measure
             if first_site is not None:
                 self.next_site = saved[3]
 
@@ -146,11 +174,14 @@ class Follower(TorchFunctionMode):
                 self.on_use(parameter, name)
         if name == "embedding":
             return self._embedding(func, args, kwargs)
-        if name in ADDITIONS and (found := _residual(args, kwargs)) is not None:
+        if name in ADDITIONS and (found := _sum(name, args, kwargs)) is not None:
             return self._addition(func, args, kwargs, found)
         result = self._linear(func, args, kwargs) if name == "linear" else func(*args, **kwargs)
-        if name not in SILENT:
+        if self.measure and name not in SILENT:
+            if name in _FUSED and self._modules:
+                self._unobserved.setdefault(self._modules[-1][0], f"it runs as one fused function ({name})")
             self._propagation.follow(name, args, kwargs, result)
+            carry(func, name, args, kwargs, result)
         return result
 
     # ------------------------------------------------------------------ weights
@@ -183,47 +214,138 @@ class Follower(TorchFunctionMode):
             result = MeasuredEmbedding.apply(numbers, weight, padding, self.ledger, name)
         else:
             result = func(*args, **kwargs)
-        self._propagation.looked_up(result, weight)
+        if self.measure:
+            self._propagation.looked_up(result, weight)
         return result
 
     # ------------------------------------------------------------------ sites
 
-    def _addition(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Residual) -> Tensor:
-        """Measure one residual addition: before it happens, since it may be in place, and after."""
+    def _addition(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Sum) -> Tensor:
+        """Measure one addition, if it may be residual: before it happens, since it may be in place, and after."""
         number = self.next_site
         self.next_site += 1
-        in_place = func.__name__ in ("add_", "__iadd__")
-        scaled = None if found.alpha == 1 else found.update if found.stream_is_first else found.stream
-        operands = {"stream": found.stream, "update": found.update}
+        if self.measure:
+            how = self._decide(found)
+            known = None if how is None else (self._new(found, how), how.stream_is_first)
+        else:
+            how, known = None, self._additions.get(number)
+        if known is None:
+            parts = before_sum(found.first, found.second, in_place=found.in_place) if self.measure and found.alpha == 1 else ()
+            plain: Tensor = func(*args, **kwargs)
+            if self.measure:
+                self._propagation.follow(func.__name__, args, kwargs, plain)
+                keep(plain, parts)
+            return plain
+        addition, stream_is_first = known
+        stream, update = found.stream_and_update(stream_is_first=stream_is_first)
+        scaled = found.scaled(stream_is_first=stream_is_first)
         # Columns whose gradient is the sum's: of alpha times an operand, which is nowhere in memory, and of an update
         # that is a view and is overwritten by the sum, where autograd leaves no place for a hook.
-        overwritten = in_place and args[0] is found.update and found.update._is_view()  # noqa: SLF001
-        as_sum = ["sum", *(column for column, one in operands.items() if one is scaled)]
-        if overwritten and "update" not in as_sum:
+        as_sum = ["sum"] if scaled is None else ["sum", scaled]
+        if found.in_place and found.first is update and update._is_view() and "update" not in as_sum:  # noqa: SLF001
             as_sum.append("update")
-        if self.differentiate:
-            for column, one in operands.items():
+        watched = self.differentiate and not (addition.inner and not self.measure)
+        if watched:
+            for column, operand in (("stream", stream), ("update", update)):
                 if column not in as_sum:
-                    self._take_gradient(one, number, column)
-        kept = [_kept(one, found.alpha if one is scaled else 1, copied=in_place) for one in operands.values() if self.measure]
+                    self._take_gradient(operand, addition, column)
+        if how is not None:
+            factors = {one: found.alpha if one == scaled else 1 for one in ("stream", "update")}
+            kept = _kept(stream, factors["stream"], copied=found.in_place)
+            # A scaled sum of updates is one update.
+            pieces = parts_of(update) if len(how.branches) > 1 else ((update, None),)
+            updates = tuple(_kept(one, factors["update"], copied=found.in_place).expand_as(stream) for one, _ in pieces)
         result: Tensor = func(*args, **kwargs)
-        if self.measure:
-            statistics = addition_statistics(kept[0], kept[1], result)
-            of_stream = found.of_stream
-            if scaled is found.stream:
-                of_stream = replace(of_stream, scalings=of_stream.scalings + 1)
-            # A parameter that the stream passed (a norm after the last sum, positions) is not on the way to the update.
-            of_update = replace(found.of_update, parameters=found.of_update.parameters - of_stream.parameters)
-            shape, dtypes = tuple(result.shape), (found.stream.dtype, found.update.dtype)
-            self.sites.append(Site(number, self.block, of_update, of_stream, shape, *dtypes, statistics))
-            self._norms_at_last_sum = self._propagation.norms
-        if self.differentiate:
+        if how is not None:
+            self._record(addition, how, kept, (updates, update.dtype), result, number)
+        if watched:
             for column in as_sum:
-                self._take_gradient(result, number, column)
-        mark(result, Trace("stream", roots=found.of_stream.roots | found.of_update.roots))
+                self._take_gradient(result, addition, column)
         return result
 
-    def _take_gradient(self, tensor: Tensor, number: int, column: str) -> None:
+    def _decide(self, found: _Sum) -> Residual | None:
+        first, second = signal_of(found.first), signal_of(found.second)
+        if first is None or second is None:
+            return None
+        for one in (first, second):
+            if one.node is not None and one.node.addition is not None:
+                one.node.addition.touched = True
+        parts = {
+            trace: [part for _, part in parts_of(tensor)]
+            for tensor, trace in ((found.first, first), (found.second, second))
+            if parts_of(tensor) and found.alpha == 1
+        }
+        how = residual(first, second, parts, self.block)
+        if how is None:
+            return None
+        stream, update = found.stream_and_update(stream_is_first=how.stream_is_first)
+        return how if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
+
+    def _new(self, found: _Sum, how: Residual) -> Addition:
+        stream, _ = found.stream_and_update(stream_is_first=how.stream_is_first)
+        trace = signal_of(stream)
+        assert trace is not None
+        if found.scaled(stream_is_first=how.stream_is_first) == "stream":
+            trace = replace(trace, scalings=trace.scalings + 1)
+        if how.before is not None:
+            trace = how.before.stream
+        self._sites = None
+        return Addition(self.block, trace, tuple(stream.shape), stream.dtype, base=how.base)
+
+    def _record(
+        self,
+        addition: Addition,
+        how: Residual,
+        stream: Tensor,
+        update: tuple[tuple[Tensor, ...], torch.dtype],
+        result: Tensor,
+        number: int,
+    ) -> None:
+        """Measure an addition that happened, and mark its result."""
+        updates, dtype = update
+        kept = _Kept(addition, (stream, stream._version), tuple((one, one._version) for one in updates))  # noqa: SLF001
+        group = self._group(how.before) if how.before is not None else []
+        if group:
+            addition.before = how.before
+        together = [*group, kept]
+        values = [one for member in together for one, _ in member.updates]
+        if len(values) == 1:
+            measured = [addition_statistics(stream, values[0], result)]
+        else:
+            measured = joint_statistics(together[0].stream[0], values, result)
+        addition.updates = [
+            Update(each, dtype, statistics)
+            for each, statistics in zip(how.branches, measured[len(measured) - len(updates) :], strict=True)
+        ]
+        earlier = iter(measured)
+        for member in group:
+            for one in member.addition.updates:
+                one.statistics = next(earlier)
+        self._kept = together
+        self._additions[number] = addition, how.stream_is_first
+        operand = how.operands[0] if how.stream_is_first else how.operands[1]
+        stream_node = operand.node
+        assert stream_node is not None
+        trace = self._propagation.begin(
+            "sum",
+            carries=(stream_node,),
+            parents=how.operands,
+            product=max(one.product for one in how.operands),
+        )
+        assert trace.node is not None
+        trace.node.addition = addition
+        addition.node, addition.operand_node = trace.node, stream_node
+        mark(result, trace)
+        keep(result, ())
+
+    def _group(self, before: Addition) -> list[_Kept]:
+        """Return the operands of the additions of one stream, up to ``before``, if they are still what they were."""
+        if not self._kept or self._kept[-1].addition is not before:
+            return []
+        tensors = [pair for member in self._kept for pair in (member.stream, *member.updates)]
+        return self._kept if all(tensor._version == version for tensor, version in tensors) else []  # noqa: SLF001
+
+    def _take_gradient(self, tensor: Tensor, addition: Addition, column: str) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
         if not tensor.requires_grad:
             return
@@ -233,42 +355,45 @@ class Follower(TorchFunctionMode):
             tensor.__dict__[_SLOTS] = (tensor._version, slots)  # noqa: SLF001
 
             def hook(gradient: Tensor) -> None:
-                norm = frobenius(gradient)
-                for site, name in slots:
-                    self.sites[site].gradients[name] = norm
+                wanted = [(one, name) for one, name in slots if not one.inner]
+                if wanted:
+                    norm = frobenius(gradient)
+                    for one, name in wanted:
+                        one.gradients[name] = norm
 
             tensor.register_hook(hook)
-        slots.append((number, column))
+        slots.append((addition, column))
 
 
 _SLOTS = "_propcheck_slots"
+# Whole layers that torch runs as one function.
+_FUSED = {"_transformer_encoder_layer_fwd", "_native_multi_head_attention"}
 
 
-def _residual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Residual | None:
-    """Return the operands of an addition if they are a stream and a branch of one shape."""
+def _sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sum | None:
+    """Return an addition of two floating-point tensors, one of which has the shape of the sum; None for any other."""
     first, second = _bound(("input", "other"), args, kwargs)
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.shape != second.shape:
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not _is_wide(first, second):
         return None
-    of_first, of_second = trace_of(first), trace_of(second)
-    if of_first is None or of_second is None:
+    if not (first.is_floating_point() and second.is_floating_point()):
         return None
-    alpha = kwargs.get("alpha", 1)
-    if (of_first.kind, of_second.kind) == ("stream", "branch"):
-        found = _Residual(first, second, of_first, of_second, alpha, stream_is_first=True)
-    elif (of_first.kind, of_second.kind) == ("branch", "stream"):
-        found = _Residual(second, first, of_second, of_first, alpha, stream_is_first=False)
-    else:
-        return None
-    # A look-up that a branch makes for itself (a bias of its scores, a value by token) is not the stream.
-    older = min(found.of_stream.roots) < min(found.of_update.roots)
-    return found if older or found.of_stream.roots & found.of_update.roots else None
+    return _Sum(first, second, kwargs.get("alpha", 1), name in ("add_", "__iadd__"))
+
+
+def _is_wide(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have one shape, or the smaller one is repeated along leading dimensions of the other."""
+    if first.shape == second.shape:
+        return True
+    small, large = sorted((first.shape, second.shape), key=lambda shape: (shape.numel(), len(shape)))
+    same = [a == b for a, b in zip(reversed(small), reversed(large), strict=False)]
+    return len(small) > 1 and same[0] and all(one or size == 1 for one, size in zip(same, reversed(small), strict=True))
 
 
 def _kept(operand: Tensor, factor: float, *, copied: bool) -> Tensor:
     """Return what is added, for measuring it after the addition, which may overwrite it."""
     if factor != 1:
         return operand.detach().double() * factor
-    return operand.detach().clone() if copied else operand
+    return operand.detach().clone() if copied else operand.detach()
 
 
 def _is_differentiated(weight: Tensor) -> bool:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from propcheck.observe.statistics import moments
-from propcheck.observe.trace import Norm, Trace, mark, merged, trace_of
+from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, mark, signal_of, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from torch import nn
 
 # By the name of the torch function, whatever object it is called on.
 _CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 _ATTENTIONS = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 _RECURRENCES = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
-_PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | {
+# Mixing of positions by fixed weights.
+_TRANSFORMS = {
+    "fft_fft", "fft_ifft", "fft_fft2", "fft_ifft2", "fft_fftn", "fft_ifftn", "fft_rfft", "fft_irfft", "fft_rfft2", "fft_irfft2",
+    "fft_rfftn", "fft_irfftn", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+}  # fmt: skip
+_PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | _TRANSFORMS | {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmm_", "baddbmm", "addbmm", "addmv",
-    "einsum", "tensordot", "bilinear", "chain_matmul", "linalg_multi_dot", "solve_triangular", "linalg_solve_triangular",
+    "_grouped_mm", "grouped_mm", "_scaled_mm", "einsum", "tensordot", "bilinear", "chain_matmul",
+    "linalg_multi_dot", "solve_triangular", "linalg_solve_triangular",
 }  # fmt: skip
 # Products whose one-dimensional parameters are vectors to multiply with, not biases.
 _UNBIASED = {"matmul", "__matmul__", "__rmatmul__", "mv", "einsum", "tensordot"}
@@ -39,7 +42,18 @@ _ROOTS = {"rsqrt", "rsqrt_", "sqrt", "sqrt_", "norm", "vector_norm", "linalg_nor
 _SCALINGS = {
     "mul", "mul_", "multiply", "multiply_", "div", "div_", "divide", "divide_", "true_divide", "true_divide_",
 }  # fmt: skip
+# What takes its second operand away, and what puts its operands side by side.
+_DIFFERENCES = {"sub", "sub_", "subtract", "subtract_", "__sub__", "__isub__", "rsub", "__rsub__"}
+_COLLECTIONS = {
+    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "where", "__setitem__", "index_put", "index_put_",
+    "index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_", "scatter_add", "scatter_add_",
+    "masked_scatter", "masked_scatter_", "copy_", "lerp",
+}  # fmt: skip
+# Of whose second operand only the shape or the dtype counts.
+_AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
+_EXPONENTIALS = {"exp", "exp_", "exp2", "expm1"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+_SUMS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_"}
 # Results that carry no signal.
 SILENT = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_empty", "new_ones",
@@ -58,19 +72,28 @@ class Propagation:
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.roles: dict[str, str] = {}
-        self.measure = True  # take the statistics of what norms read
-        self.norms = 0  # met by a stream so far
         self.products = 0
-        self._lookups = 0
+        self.module: str | None = None  # the innermost one that runs
+        self._norms = 0
+        self._steps = 0
         self._names = names
 
+    def step(self, **what: Any) -> Trace:
+        """Return a new step of a copy of a known node."""
+        self._steps += 1
+        return Trace("signal", self._steps, **what)
+
+    def begin(self, kind: Literal["root", "product", "sum", "merge"], *, carries: tuple[Node, ...] = (), **what: Any) -> Trace:
+        """Return the first step of a new node."""
+        self._steps += 1
+        return Trace("signal", self._steps, Node(self._steps, kind, carries), **what)
+
     def looked_up(self, result: Tensor, weight: Any) -> None:
-        """Mark the result of an embedding: stream."""
+        """Mark the result of an embedding."""
         name = self._names.get(id(weight))
         if name is not None:
             self.roles.setdefault(name, "embedding")
-        mark(result, Trace("stream", roots=frozenset({self._lookups}), parameters=frozenset({name} if name else ())))
-        self._lookups += 1
+        mark(result, self.begin("root", parameters=frozenset({name} if name else ())))
 
     def follow(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Mark what the function ``name`` returned, or wrote into its first argument."""
@@ -78,30 +101,40 @@ class Propagation:
             result = args[0]
         if not isinstance(result, Tensor | tuple | list) or isinstance(result, torch.Size):
             return
-        operands = tensors_in((*args, *kwargs.values()))
+        operands = tensors_in(args[:1] if name in _AS else (*args, *kwargs.values()))
         # What each operand brings of parameters: itself, or those that it was computed from.
         brought: list[tuple[Tensor, frozenset[str]]] = []
         signals: list[tuple[Tensor, Trace]] = []
         factors: list[Trace] = []
+        unknown = False  # an operand that was made of nothing that is followed: positions, noise, a time
         for operand in operands:
             trace = trace_of(operand)
             parameter = self._names.get(id(operand))
             if parameter is not None:
                 brought.append((operand, frozenset({parameter})))
-            elif trace is not None and trace.kind in ("weight", "factor"):
+            elif trace is None:
+                unknown = True
+            elif trace.kind != "signal":
                 brought.append((operand, trace.parameters))
-            if trace is not None and trace.kind == "factor":
-                factors.append(trace)
-            elif trace is not None and trace.kind != "weight":
+                if trace.kind == "factor":
+                    factors.append(trace)
+                elif _is_activation(name, operand, args):
+                    # A learned query: computed from parameters alone, and about to be treated like any activation.
+                    mark(operand, self.begin("root", parameters=trace.parameters))
+                    signals.append((operand, signal_of(operand)))  # type: ignore[arg-type]
+                    brought.pop()
+            else:
                 signals.append((operand, trace))
         weights = frozenset().union(*(names for _, names in brought))
         if signals:
             trace = self._of_signals(name, args, kwargs, signals, factors, brought, weights)
         elif factors:  # eps added, a root taken
             rooted = factors[0].rooted or name in _ROOTS or (name == "pow" and _is_root(args[-1]))
-            trace = replace(factors[0], rooted=rooted, parameters=weights)
+            trace = self._factor(tuple(factors), weights, rooted=rooted)
+        elif weights and unknown and name in _PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
+            trace = self._product(name, [], weights, begins="root")
         elif weights:
-            trace = Trace("weight", parameters=weights)
+            trace = Trace("weight", 0, parameters=weights)
         else:
             return
         for value in tensors_in((result,)):
@@ -109,12 +142,11 @@ class Propagation:
 
     def unknown(self, result: Tensor, read: list[Tensor], parameters: list[nn.Parameter]) -> Trace | None:
         """Mark what a module computed by a way that cannot be followed (a kernel of its own) as a product of all it has."""
-        traces = [trace for tensor in read if (trace := trace_of(tensor)) is not None and trace.kind in ("stream", "branch")]
-        if not traces:
+        signals = [(tensor, trace) for tensor in read if (trace := signal_of(tensor)) is not None]
+        if not signals:
             return None
-        trace = merged(traces)
         own = frozenset(name for parameter in parameters if (name := self._names.get(id(parameter))) is not None)
-        mark(result, self._product("", replace(trace, parameters=trace.parameters | own), weighed=bool(own), mixed=False))
+        mark(result, self._product("", signals[:1], own, parents=tuple(trace for _, trace in signals)))
         return trace_of(result)
 
     def _of_signals(
@@ -127,65 +159,174 @@ class Propagation:
         brought: list[tuple[Tensor, frozenset[str]]],
         weights: frozenset[str],
     ) -> Trace:
-        trace = merged([trace for _, trace in signals])
-        operand = signals[0][0]
+        parents = (*(trace for _, trace in signals), *factors)
+        for _, one in signals:  # what is used after an addition that seemed to enclose it lives on beside that
+            if one.node is not None and one.node.addition is not None:
+                one.node.addition.touched = True
+        # Indices and masks say where, not what.
+        signals = [one for one in signals if one[0].is_floating_point()] or signals
         normalises = name in _NORMS or (name in _SCALINGS and any(factor.rooted for factor in factors))
+        ungained = any(trace.ungained for _, trace in signals)
         for tensor, names in brought:
             for parameter in names:
-                self.roles.setdefault(parameter, _role(name, kwargs, trace, tensor, normalises=normalises))
-        if weights - trace.parameters:
-            trace = replace(trace, parameters=trace.parameters | weights)
+                self.roles.setdefault(parameter, _role(name, kwargs, tensor, normalises=normalises, ungained=ungained))
         if name in _PRODUCTS:
-            return self._product(name, trace, weighed=bool(weights), mixed=len(signals) > 1)
-        if normalises:
-            return self._normalised(trace, operand, gained=bool(weights))
+            streams = _mixed_streams(name, args, signals)
+            if not streams:
+                return self._product(name, signals, weights, parents=parents)
+            return self._merged("stack", args, streams, parents, weights, frozenset())
+        if name in _SCALINGS and len(signals) > 1:
+            # A gate or a weight for each token scales what it is multiplied with.
+            signals = [one for one in signals if one[0].dim() and one[0].shape[-1] != 1] or signals
+        operand, trace = max(signals, key=lambda one: one[1].product)
+        features = _features(name, trace)
+        if len({id(one.node) for _, one in signals}) > 1:
+            stepped = name in _SCALINGS and any(one.step_size for _, one in signals)
+            return self._merged(name, args, signals, parents, weights, features | ({"stepped"} if stepped else set()))
         if name in _REDUCTIONS and not factors and _reduces_width(name, args, kwargs, operand):
-            return Trace("factor", rooted=name in _ROOTS)
-        if name in _SCALINGS:
-            others = [value for value in args if value is not operand]
-            if trace.kind == "stream" and any(map(_is_number, others)):
-                trace = replace(trace, scalings=trace.scalings + 1)
-            return replace(trace, ungained=False) if weights and trace.ungained else trace
-        feature = "softmax" if name in _SOFTMAXES else "scanned" if name in _SCANS else "routed" if name in _ROUTERS else None
-        if feature is not None and trace.kind == "branch" and feature not in trace.features:
-            trace = replace(trace, features=trace.features | {feature})
-        return trace
+            if trace.node is not None and trace.node.kind == "merge" and not trace.node.carries and name == "sum":
+                return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
+            return self._factor(parents, weights, rooted=name in _ROOTS)
+        what: dict[str, Any] = {
+            "node": trace.node,
+            "parents": parents,
+            "parameters": weights,
+            "features": features,
+            "norm": next((one.norm for _, one in signals if one.norm is not None), None),
+            "scalings": trace.scalings,
+            "ungained": ungained,
+            "product": trace.product,
+            "module": trace.module,
+            "routed": trace.routed or name in _ROUTERS,
+            "step_size": name == "softplus" or (trace.step_size and name not in _EXPONENTIALS),
+        }
+        if normalises:
+            what |= {"norm": self._normalised(trace, operand), "ungained": not weights}
+        elif name in _SCALINGS:
+            what["scalings"] += any(_is_number(value) for value in args if value is not operand)
+            what["ungained"] = ungained and not weights
+        return self.step(**what)
 
-    def _product(self, name: str, trace: Trace, *, weighed: bool, mixed: bool) -> Trace:
-        self.products += 1
-        features = trace.features
-        if weighed:
-            features |= {"weighed"}
-        if name in _CONVOLUTIONS:
-            features |= {"convolved"}
-        if name in _RECURRENCES:
-            features |= {"scanned"}
-        elif name in _ATTENTIONS:
-            features |= {"softmax", "mixed"}
-        elif mixed:
-            features |= {"mixed"}
-        reads = trace.kind == "stream"
-        return Trace(
-            "branch",
-            roots=trace.roots,
-            read_norm=trace.norm if reads else trace.read_norm,
-            read_scalings=trace.scalings if reads else trace.read_scalings,
-            parameters=trace.parameters,
+    def _factor(self, parents: tuple[Trace, ...], weights: frozenset[str], *, rooted: bool) -> Trace:
+        self._steps += 1
+        return Trace("factor", self._steps, parents=parents, parameters=weights, rooted=rooted)
+
+    def _merged(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        signals: list[tuple[Tensor, Trace]],
+        parents: tuple[Trace, ...],
+        weights: frozenset[str],
+        features: frozenset[str],
+    ) -> Trace:
+        """Return what is known of several nodes together: their sum or collection carries them, their product does not."""
+        traces = [trace for _, trace in signals]
+        if name in _DIFFERENCES:  # the subtrahend is taken away, not carried
+            minuend = args[0] if name not in ("rsub", "__rsub__") else args[1]
+            kept = [trace for tensor, trace in signals if tensor is minuend]
+        else:
+            kept = traces if name in ADDITIONS | _COLLECTIONS else []
+        if name in _SUMS and not all(_is_stream(trace.node) for trace in traces):
+            # Beside what was computed from it, a normed copy of the stream is read, not handed on.
+            kept = [trace for trace in kept if trace.norm is None]
+        last = max(traces, key=lambda trace: trace.product)
+        return self.begin(
+            "merge",
+            carries=tuple({id(trace.node): trace.node for trace in kept if trace.node is not None}.values()),
+            parents=parents,
+            parameters=weights,
             features=features,
-            product=self.products,
-            module=trace.module,
+            product=last.product,
+            module=last.module,
+            routed=any(trace.routed for trace in traces),
         )
 
-    def _normalised(self, trace: Trace, operand: Tensor, *, gained: bool) -> Trace:
-        """Return what is known of a norm's result; of one that reads a stream, note what it read."""
-        if trace.kind == "branch":
-            return replace(trace, written_norm=True, ungained=not gained)
-        mean_square = None
-        if self.measure:
-            self.norms += 1
-            with torch.no_grad():
-                mean_square = moments(operand).mean_square
-        return replace(trace, norm=Norm(self.norms, mean_square), ungained=not gained)
+    def _product(
+        self,
+        name: str,
+        signals: list[tuple[Tensor, Trace]],
+        weights: frozenset[str],
+        *,
+        parents: tuple[Trace, ...] = (),
+        begins: Literal["root", "product"] = "product",
+    ) -> Trace:
+        self.products += 1
+        for _, trace in signals:
+            for node in carried_since_addition(trace.node):
+                node.read = True
+                node.weighed |= bool(weights)
+        features = {"product"}
+        if weights:
+            features.add("weighed")
+        if name in _CONVOLUTIONS | _TRANSFORMS:
+            features.add("convolved")
+        if name in _RECURRENCES:
+            features.add("scanned")
+        elif name in _ATTENTIONS:
+            features |= {"softmax", "mixed"}
+        elif len(signals) > 1:
+            # Tokens are sent to their experts, not mixed, by a product with a choice that was made.
+            features.add("routed" if any(trace.routed for _, trace in signals) else "mixed")
+        return self.begin(
+            begins,
+            parents=parents,
+            parameters=weights,
+            features=frozenset(features),
+            product=self.products,
+            module=self.module,
+        )
+
+    def _normalised(self, trace: Trace, operand: Tensor) -> Norm:
+        """Note what a norm reads."""
+        self._norms += 1
+        if trace.node is not None:
+            trace.node.normed = trace.node.read = True
+        with torch.no_grad():
+            return Norm(self._norms, moments(operand).mean_square)
+
+
+def _features(name: str, trace: Trace) -> frozenset[str]:
+    if not trace.product:
+        return frozenset()
+    found = {"softmax"} if name in _SOFTMAXES else {"scanned"} if name in _SCANS else {"routed"} if name in _ROUTERS else set()
+    return frozenset(found)
+
+
+def _is_activation(name: str, operand: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether something computed from parameters is what a layer is applied to, [batch, tokens, width]."""
+    return operand.dim() > 2 and bool(args) and operand is args[0] and (name == "linear" or name in _NORMS)
+
+
+# Streams that are mixed with each other are few beside the width.
+_STREAMS_PER_WIDTH = 1 / 8
+
+
+def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
+    """Return the streams, if a product only mixes several streams with each other, each element by itself.
+
+    That is, [..., n, n] @ [..., n, width] or [..., width, n] @ [..., n, n] with what carries a stream, not a projection of it;
+    or attention over copies of streams with a learned query, in which the keys are the values.
+    """
+    by_id = {id(tensor): (tensor, trace) for tensor, trace in signals}
+    found = [by_id.get(id(value)) for value in args[:3]]
+    if name == "scaled_dot_product_attention":
+        keys, values = (found[1], found[2]) if len(found) == 3 else (None, None)
+        if found[0] is None and keys is not None and values is not None and keys[1].node is values[1].node:
+            return [values]
+        return []
+    if name not in ("matmul", "bmm", "__matmul__") or len(found) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
+        return []
+    left, right = args[:2]
+    for matrix, mixed, width in ((left, found[1], right.shape[-1]), (right, found[0], left.shape[-2] if left.dim() > 1 else 0)):
+        square = matrix.dim() > 2 and matrix.shape[-1] == matrix.shape[-2] <= width * _STREAMS_PER_WIDTH
+        if square and mixed is not None and _is_stream(mixed[1].node):
+            return [mixed]
+    return []
+
+
+def _is_stream(node: Node | None) -> bool:
+    return node is not None and (node.kind in ("root", "sum") or any(map(_is_stream, node.carries)))
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -218,11 +359,11 @@ def _reduces_width(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     return any(dim in (-1, operand.dim() - 1) for dim in (dims if isinstance(dims, tuple | list) else (dims,)))
 
 
-def _role(name: str, kwargs: Mapping[str, Any], trace: Trace, tensor: Tensor, *, normalises: bool) -> str:
+def _role(name: str, kwargs: Mapping[str, Any], tensor: Tensor, *, normalises: bool, ungained: bool) -> str:
     """Return the role of a parameter from the function in which it, or what was computed from it, met a signal."""
     if name in ADDITIONS or kwargs.get("bias") is tensor:
         return "bias"
-    if normalises or (name in _SCALINGS and trace.ungained):
+    if normalises or (name in _SCALINGS and ungained):
         return "norm"
     if name in _PRODUCTS:
         is_bias = tensor.dim() == 1 and name not in _UNBIASED

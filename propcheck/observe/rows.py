@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from propcheck.observe.follow import Site
+    from propcheck.observe.additions import Site
 
 
-def placements(sites: Sequence[Site], *, last_normed: bool) -> list[str]:
+def placements(sites: Sequence[Site]) -> list[str]:
     """Return the placement of each site from where norms were met.
 
     pre: the branch read a normed copy of the stream. reordered: its last step was a norm. sandwich: both. post: the sum
@@ -27,18 +27,15 @@ def placements(sites: Sequence[Site], *, last_normed: bool) -> list[str]:
     ----------
     sites
         In order.
-    last_normed
-        Whether a norm followed the last sum: the final norm of a model, or the last norm of a post-norm one.
     """
     found: list[str] = []
-    for index, site in enumerate(sites):
+    for site in sites:
         own = site.stream.norm.number if site.stream.norm is not None else None
         read = site.branch.read_norm is not None and site.branch.read_norm.number != own
         written = site.branch.written_norm
-        if index + 1 < len(sites):
-            post = sites[index + 1].stream.norm is not None
-        else:  # of the last sum, the norm is its own if the sums before it have theirs, else the model's final one
-            post = last_normed and not (read or written) and found[-1:] != ["none"]
+        post = site.normed
+        if not site.followed:  # the norm of the last sum is its own if the sums before it have theirs, else the final one
+            post = post and not (read or written) and found[-1:] != ["none"]
         inner = "sandwich" if read and written else "pre" if read else "reordered" if written else None
         if inner is not None:
             found.append(f"{inner}+post" if post else inner)
@@ -49,9 +46,7 @@ def placements(sites: Sequence[Site], *, last_normed: bool) -> list[str]:
     return found
 
 
-def site_records(
-    sites: Sequence[Site], seed: int, gradients: Mapping[str, float], *, last_normed: bool
-) -> tuple[SiteRecord, ...]:
+def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float]) -> tuple[SiteRecord, ...]:
     """Return the rows of one pass.
 
     Parameters
@@ -62,12 +57,10 @@ def site_records(
         Of the pass.
     gradients
         The gradient norm of each parameter that has one.
-    last_normed
-        See ``placements``.
     """
     values = iter(_to_host([tensor for site in sites for tensor in _tensors(site)]))
     records = []
-    for site, placement in zip(sites, placements(sites, last_normed=last_normed), strict=True):
+    for site, placement in zip(sites, placements(sites), strict=True):
         column = dict(zip(_COLUMNS, (next(values) for _ in _COLUMNS), strict=True))
         seen = {name: value for name, value in column.items() if value is not None}
         root_width = site.shape[-1] ** 0.5

@@ -8,13 +8,13 @@ A result is a 0-d fp64 tensor; nothing here synchronises with the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -124,6 +124,20 @@ def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> Additi
         nonfinite=count - finite,
         token_correlation=token_correlation(direction, tokens),
     )
+
+
+def joint_statistics(stream: Tensor, updates: Sequence[Tensor], total: Tensor) -> list[AdditionStatistics]:
+    """Measure an addition of several updates at once, ``total = stream + update + update``: one result for each update.
+
+    They share the stream, the sum, and what rounding does to the sum of the updates.
+    """
+    whole = addition_statistics(stream, torch.stack([one.detach().double() for one in updates]).sum(0), total)
+    found = []
+    for update in updates:
+        own = moments(update)
+        cosine = inner(stream, update) / (whole.stream.mean_square.sqrt() * own.mean_square.sqrt() * total.numel())
+        found.append(replace(whole, update=own, cosine=cosine))
+    return found
 
 
 def token_correlation(direction: Tensor, tokens: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _SHORT_KINDS = {"attention": "attn", "linear_attention": "linear"}
 _FFN = frozenset({"mlp", "moe"})
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold magenta", "note": "bold"}
+# Inputs that are no token ids from the probe.
+_OTHER_SOURCES = {"target": "the target's own", "normal": "drawn from N(0, 1)"}
 # Characters between columns, the wider where everything fits.
 _GAPS = (2, 1)
 
@@ -236,7 +238,7 @@ def _loss_line(run: Run) -> str:
         return "Loss: not observed."
     if uniform is None:
         return f"First loss {_loss(value)}."
-    return f"First loss {_loss(value)}; a uniform guess has ln(vocabulary) = {_loss(uniform)}."
+    return f"First loss {_loss(value)}; a uniform guess has ln({round(math.exp(uniform))}) = {_loss(uniform)}."
 
 
 def _loss(value: float) -> str:
@@ -273,8 +275,11 @@ def _widest(run: Run, curve: depth.Profile, column: str) -> tuple[int, float] | 
 
 def _engine_line(run: Run) -> str:
     engine, inputs = run.engine, run.inputs
+    fed = f"{count(inputs.batch, 'sequence')} of {count(inputs.tokens, 'token')} ({inputs.source})"
+    if inputs.source in _OTHER_SOURCES:
+        fed = f"a batch of {inputs.batch} with {count(inputs.tokens, 'position')} each ({_OTHER_SOURCES[inputs.source]})"
     return (
-        f"{engine.mode.capitalize()}, {count(inputs.batch, 'sequence')} of {count(inputs.tokens, 'token')} ({inputs.source}), "
+        f"{engine.mode.capitalize()}, {fed}, "
         f"{count(len(run.seeds), 'seed')}: {number(engine.wall_seconds)} s on {engine.device} with "
         f"{count(engine.threads, 'thread')}, peak {number(engine.peak_rss_bytes / 2**30)} GiB."
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from propcheck import depth
 from propcheck.errors import PropcheckError
 from propcheck.records import Finding, Run, Severity
-from propcheck.rules import backward, forward, jumps, precision
+from propcheck.rules import backward, forward, initial, jumps, observed, precision, unused, values
 from propcheck.rules.rule import Hit, Rule
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
 
 ALL: tuple[Rule, ...] = tuple(
-    sorted((*forward.RULES, *jumps.RULES, *precision.RULES, *backward.RULES), key=lambda rule: rule.id)
+    sorted(
+        (rule for family in (values, initial, forward, jumps, precision, backward, unused, observed) for rule in family.RULES),
+        key=lambda rule: rule.id,
+    )
 )
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -126,7 +129,8 @@ def _hits(rule: Rule, run: Run, whole: depth.Profile, single: list[depth.Profile
     pairs = []
     for hit in hits:
         agreeing = sum(any(set(hit.sites) & set(other.sites) for other in found) for found in each)
-        pairs.append((hit, f" Seen in {agreeing} of {len(single)} seeds."))
+        # Parameters are recorded of one seed, and so is what hits without a site judge.
+        pairs.append((hit, f" Seen in {agreeing} of {len(single)} seeds." if hit.sites else ""))
     return pairs
 
 

@@ -59,7 +59,7 @@ def probe_of(settings: dict) -> Probe:
 
 def run(settings: dict, memory: int, workers: Workers) -> Result:
     one = engine.execute(decoder_task(probe_of(settings)), 0, memory=memory, device=torch.device("cpu"), workers=workers)
-    rows = site_records(one.sites, 0, one.gradients, last_normed=one.last_normed)
+    rows = site_records(one.sites, 0, one.gradients)
     return Result(one.mode, rows, one.gradients, one.census, one.loss)
 
 
@@ -103,7 +103,7 @@ def one_budget_a_plan(settings: dict) -> dict[tuple[str, int], int]:
     """Return the least budget, in steps of 50 kB, for each set of resident units."""
     probe = probe_of(settings)
     recording = record(lambda: decoder_task(probe).build().model)
-    units, permanent = divide(recording.model, recording.entries)
+    units, permanent, _ = divide(recording.model, recording.entries)
     fixed = sum(entry.nbytes for entry in permanent)
     found: dict[tuple[str, int], int] = {}
     for memory in range(0, 40_000_000, 50_000):

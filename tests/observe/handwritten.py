@@ -237,7 +237,7 @@ def run(build, *, seed=0, memory=1 << 40, loss=None, autocast=None):
     task = Task(lambda: Target(build(), loss=loss or cross_entropy), batch, autocast)
     with Workers(1) as workers:
         one = execute(task, seed, memory=memory, device=torch.device("cpu"), workers=workers)
-    return one, site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
+    return one, site_records(one.sites, seed, one.gradients)
 
 
 def in_bf16(block):

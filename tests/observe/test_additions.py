@@ -128,9 +128,10 @@ def test_a_value_looked_up_in_a_branch_is_no_stream():
     assert_plain(run(lambda: Model(Block, attention=Values))[1])
 
 
-def test_a_branch_of_looked_up_vectors_alone_is_a_site():
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_branch_of_looked_up_vectors_alone_is_a_site_once_there_is_a_stream(before):
     class Memory(Model):
-        """What is added comes from the tokens, not from the stream."""
+        """What is added comes from the tokens, not from the stream; before the first block it is part of the embedding."""
 
         def __init__(self):
             super().__init__(Block)
@@ -138,14 +139,15 @@ def test_a_branch_of_looked_up_vectors_alone_is_a_site():
 
         def forward(self, ids):
             x = self.tokens(ids)
-            x = x + self.read(self.memory(ids))
-            for block in self.blocks:
+            for number, block in enumerate(self.blocks):
+                if number == before:
+                    x = x + self.read(self.memory(ids))
                 x = block(x)
             return self.head(self.final(x))
 
     _, rows = run(Memory)
-    assert of(rows, "module") == ["read", *NAMES]
-    assert of(rows, "block") == [None, 0, 0, 1, 1, 2, 2]
+    assert of(rows, "module") == (NAMES if before == 0 else [*NAMES[:2], "read", *NAMES[2:]])
+    assert of(rows, "block") == ([0, 0, 1, 1, 2, 2] if before == 0 else [0, 0, None, 1, 1, 2, 2])
 
 
 def test_a_mean_over_tokens_is_no_norm():

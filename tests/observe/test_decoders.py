@@ -7,7 +7,7 @@ import pytest
 from reference import columns, run_plainly
 
 from propcheck.probe import Probe
-from propcheck.scan import scan
+from propcheck.scanning import scan
 
 SMALL = {
     "layers": 3, "width": 48, "vocabulary": 97, "attention": {"heads": 4, "kv_heads": 2}, "ffn": {"width": 80},

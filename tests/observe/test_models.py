@@ -82,11 +82,8 @@ def test_checkpointing_of_the_users_own(memory, layers):
         assert two.gradients.keys() == one.gradients.keys()
         for row, other in zip(again, rows, strict=True):
             assert row.sum_rms == other.sum_rms
-            if block is Checkpointed:
-                assert row.grad_sum_norm == pytest.approx(other.grad_sum_norm, rel=1e-5)
-                assert row.grad_update_norm == pytest.approx(other.grad_update_norm, rel=1e-5)
-            else:  # its forward runs without a graph: there is nothing to see
-                assert (row.grad_sum_norm, row.grad_update_norm) == (None, None)
+            assert row.grad_sum_norm == pytest.approx(other.grad_sum_norm, rel=1e-5)
+            assert row.grad_update_norm == pytest.approx(other.grad_update_norm, rel=1e-5)
 
 
 def test_non_finite_values_are_counted_and_come_through():

@@ -80,7 +80,7 @@ def test_the_summary_compounds_to_what_it_says():
     assert "x1.1 a block, x405 over 63 blocks" in lines[0]
     assert "before block 63" in lines[1]
     assert "before block 1: x0.9 a block backward, x0.00146 over 62 blocks" in lines[1]
-    assert "First loss 7.000; a uniform guess has ln(vocabulary) = 6.908." in lines
+    assert "First loss 7.000; a uniform guess has ln(1000) = 6.908." in lines
     assert "Findings: 2 errors, 0 warnings, 0 notes." in lines
     assert "Files: reports/x" in lines
 

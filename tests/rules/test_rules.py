@@ -7,13 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from synthetic import additive, factors, run_of
+from synthetic import additive, factors, parameter, run_of
 
 from propcheck import rules
 from propcheck.errors import PropcheckError
-from propcheck.records import SiteRecord
+from propcheck.records import ParameterRecord, SiteRecord
 
 NAMES = {
+    "PC101": "non-finite-parameter",
+    "PC102": "uninitialized-parameter",
+    "PC103": "symmetric-units",
+    "PC104": "init-scale",
+    "PC105": "init-outliers",
+    "PC106": "norm-gain",
     "PC201": "explosion",
     "PC202": "collapse",
     "PC203": "dead-branch",
@@ -23,7 +29,11 @@ NAMES = {
     "PC209": "non-finite-activation",
     "PC301": "exploding-gradient",
     "PC302": "vanishing-gradient",
+    "PC304": "no-gradient",
     "PC305": "non-finite-gradient",
+    "PC501": "unused-module",
+    "PC502": "no-residual-stream",
+    "PC503": "unobserved",
 }
 
 
@@ -108,6 +118,30 @@ def test_no_value_anywhere_breaks_a_rule(seed):
         assert finding.message
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_no_parameter_breaks_a_rule(seed):
+    draw = random.Random(seed)
+    values = {
+        "float | None": [None, math.nan, math.inf, -math.inf, 0.0, 1e-300, 1e300, -1.0],
+        "int | None": [None, 0, 1, 5000],
+        "str | None": [None, "", "x", "normal_(0, 1)", "uniform_(0, 1), log_()", "..., (a(), b) x 3"],
+        "bool | None": [None, False, True],
+        "GradState | None": [None, "norm", "zero", "none", "nonfinite"],
+        "Sublayer | None": [None, "moe", "mlp"],
+        "tuple[int, ...]": [(), (0,), (5000,), (0, 7), (50, 100), (4, 5, 6)],
+    }
+    optional = {f.name: values[f.type] for f in dataclasses.fields(ParameterRecord) if f.type in values}
+    names = ["c", "d.0", "a.b.weight", *(f"a.{n}.b.{m}.weight" for n in range(4) for m in range(3)), "a.0.c = a.1.c"]
+    records = []
+    for name in names:
+        odd = {field: draw.choice(choices) for field, choices in optional.items() if draw.random() < 0.5}
+        role = draw.choice([None, "linear", "convolution", "embedding", "norm"])
+        changes = {"shape": (50, 100), **odd, "role": role, "kind": draw.choice(["parameter", "parameter", "buffer"])}
+        records.append(parameter(name, **changes, numel=math.prod(changes["shape"])))
+    for finding in rules.judge(run_of(additive(2), records)):
+        assert finding.message
+
+
 def test_a_model_without_blocks_is_judged_by_site():
     records = [dataclasses.replace(r, block=None) for r in factors(64, forward=1.21)]
     (finding,) = rules.judge(run_of(records), select=["PC201"])
@@ -115,8 +149,16 @@ def test_a_model_without_blocks_is_judged_by_site():
     assert "over 128 sites" in finding.message
 
 
-def test_a_run_without_sites_has_no_findings():
-    assert rules.judge(run_of([])) == ()
+def test_a_run_without_sites_has_that_one_finding():
+    assert [finding.rule for finding in rules.judge(run_of([]))] == ["PC502"]
+
+
+def test_what_is_recorded_of_one_seed_is_not_counted_in_seeds():
+    records = [*factors(64, forward=1.1, seed=0), *factors(64, forward=1.1, seed=1)]
+    bad = parameter("decay", nonfinite=1, absmax=math.nan)
+    found = {f.rule: f.message for f in rules.judge(run_of(records, [bad], seeds=(0, 1)))}
+    assert found["PC201"].endswith("Seen in 2 of 2 seeds.")
+    assert "seeds" not in found["PC101"]
 
 
 def test_the_page_of_the_rules_is_fresh():

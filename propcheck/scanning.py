@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -15,19 +17,31 @@ from propcheck.build.random import Workers
 from propcheck.engine.execute import Pass, execute
 from propcheck.engine.memory import free_memory, peak_rss_bytes
 from propcheck.errors import PropcheckError
+from propcheck.fans import fans
 from propcheck.observe.rows import site_records
-from propcheck.probe import config_hash
+from propcheck.probe import TOKEN_SOURCES, config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
-from propcheck.targets.decoder import decoder_task
+from propcheck.targets.blame import target_error
+from propcheck.targets.choose import task_of
+from propcheck.targets.precision import described
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propcheck.probe import Probe
     from propcheck.progress import Progress
     from propcheck.records import SiteRecord, Sublayer
+    from propcheck.targets.target import Target, Task
 
 
 def scan(
-    probe: Probe, *, target: str, progress: Progress | None = None, command: str | None = None, threads: int | None = None
+    probe: Probe,
+    *,
+    target: str,
+    task: Callable[[Probe], Task] | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+    threads: int | None = None,
 ) -> Run:
     """Build the model of ``probe``, run it forward and backward once for each seed, and return all that was seen.
 
@@ -37,6 +51,8 @@ def scan(
         What to scan.
     target
         How the user named it.
+    task
+        Returns what runs; by default what the probe names.
     progress
         Told how far the scan is.
     command
@@ -52,15 +68,35 @@ def scan(
     Raises
     ------
     PropcheckError
-        If the device is missing or the inputs cannot be read.
+        If the target, the device or the inputs are not there, or the target's code raises; that one's place is named.
     """
-    started = time.perf_counter()
-    peak_before = peak_rss_bytes()
     if threads is not None:
         torch.set_num_threads(threads)
+    try:
+        chosen = (task or task_of)(probe)
+        with chosen.around():
+            return _scan(probe, chosen, target, progress, command)
+    except PropcheckError:
+        raise
+    except Exception as error:
+        theirs = target_error(error, target)
+        if theirs is None:
+            raise
+        raise theirs from error
+
+
+def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, command: str | None) -> Run:
+    started = time.perf_counter()
+    peak_before = peak_rss_bytes()
     device = _device(probe.scan.device)
     memory = probe.scan.memory_bytes
-    chosen = decoder_task(probe)
+    built: list[Target] = []
+
+    def build() -> Target:
+        built.append(task.build())
+        return built[-1]
+
+    watched = dataclasses.replace(task, build=build)
     seeds = probe.scan.seeds
     passes: list[Pass] = []
     rows: list[SiteRecord] = []
@@ -74,8 +110,8 @@ def scan(
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
-                one = execute(chosen, seed, memory=memory, device=device, workers=workers, progress=report)
-                rows += site_records(one.sites, seed, one.gradients, last_normed=one.last_normed)
+                one = execute(watched, seed, memory=memory, device=device, workers=workers, progress=report)
+                rows += site_records(one.sites, seed, one.gradients)
                 passes.append(one)
     finally:
         if progress is not None:
@@ -87,8 +123,8 @@ def scan(
         path=None,
         target=target,
         model=_model_info(first, own),
-        precision=probe.precision.preset,
-        inputs=InputInfo(probe.inputs.batch, probe.inputs.tokens, probe.inputs.source),
+        precision=task.precision or described(entry.dtype for entry in first.entries if entry.kind == "parameter"),
+        inputs=_input_info(first, "target" if built[0].batch is not None else task.source),
         seeds=tuple(seeds),
         engine=EngineInfo(
             mode=first.mode,
@@ -103,6 +139,7 @@ def scan(
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
+            **({"transformers": sys.modules["transformers"].__version__} if probe.kind == "huggingface" else {}),
         },
         loss=LossInfo(sum(one.loss for one in passes) / len(passes), first.uniform_loss),
         config_hash=config_hash(probe),
@@ -110,8 +147,30 @@ def scan(
         settings=probe.model_dump(mode="json"),
         sites=tuple(rows),
         parameters=_parameters(first),
-        notes=_over_budget(first, peak, memory) if memory is not None and peak_before < peak else (),
+        unobserved=first.unobserved,
+        notes=(
+            *task.notes,
+            *first.notes,
+            *_unused_inputs(probe, built[0]),
+            *(_over_budget(first, peak, memory) if memory is not None and peak_before < peak else ()),
+        ),
     )
+
+
+def _input_info(one: Pass, source: str) -> InputInfo:
+    """Say what was fed; for anything but token ids, tokens are the positions of the stream."""
+    batch, tokens = one.inputs
+    shape = one.sites[0].shape if one.sites else ()
+    if source in TOKEN_SOURCES or len(shape) < 3 or shape[0] != batch:
+        return InputInfo(batch, tokens, source)
+    return InputInfo(batch, math.prod(shape[1:-1]), source)
+
+
+def _unused_inputs(probe: Probe, built: Target) -> tuple[str, ...]:
+    given = sorted(probe.inputs.model_fields_set)
+    if built.batch is None or not given:
+        return ()
+    return (f"The target brings its own batch: inputs.{', inputs.'.join(given)} had no use.",)
 
 
 def _over_budget(one: Pass, peak: int, budget: int) -> tuple[str, ...]:
@@ -154,21 +213,26 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
     for entry in one.entries:
         counted = one.census.get(entry.name)
         gradient = one.gradients.get(entry.name)
+        role = one.roles.get(entry.name)
+        fan_in, fan_out = fans(entry.shape, role)
         records.append(
             ParameterRecord(
                 name=" = ".join(entry.names),
-                role=one.roles.get(entry.name),
+                role=role,
                 block=one.block_of.get(entry.name),
                 sublayer=sublayers.get(entry.name),
                 kind="buffer" if entry.kind == "buffer" else "parameter",
                 shape=entry.shape,
                 dtype=str(entry.dtype).removeprefix("torch."),
                 numel=entry.numel,
+                fan_in=fan_in,
+                fan_out=fan_out,
                 init_calls=one.init_calls[entry.name],
                 **({} if counted is None else dataclasses.asdict(counted)),
                 requires_grad=entry.requires_grad,
                 grad_state=_grad_state(gradient) if entry.kind == "parameter" else None,
                 grad_norm=gradient,
+                used=any(name in one.used for name in entry.names),
             )
         )
     return tuple(records)

@@ -1,0 +1,34 @@
+"""While a scan runs, all that torch calls random is a function of the scan's seed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from propcheck.build.random import generator_for
+from propcheck.build.recordable import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def determined(*key: object) -> Iterator[None]:
+    """Start torch's generators from ``key``, and leave them as they were before.
+
+    ``torch.seed`` takes a new seed from the machine; models that hash or route at random call it. It takes one from the
+    generator here.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        stack.enter_context(replaced(torch, "seed", _seed))
+        torch.manual_seed(generator_for(*key).initial_seed())
+        yield
+
+
+def _seed() -> int:
+    number = int(torch.randint(1 << 62, (), dtype=torch.int64))
+    torch.manual_seed(number)
+    return number

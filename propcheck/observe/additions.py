@@ -1,0 +1,272 @@
+"""Which additions are residual: what is the stream and what the update, decided as they happen and settled at the end.
+
+An addition is residual if one operand, the update, was computed from the other, the stream, by way of a product; or if it
+joins a stream that has had such additions with a product of something else. Where an addition closes over others that led
+only to its update (an adapter before a mixer, the state of a recurrence), those are inside its branch and no sites. In a
+parallel block the updates of one stream are added one after another, or summed first: each is a site, with the stream that
+it read and the joint sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from propcheck.observe.trace import Branch, Node, Path, Trace, branch, carried, carried_since_addition, path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from propcheck.observe.statistics import AdditionStatistics
+
+
+@dataclass(slots=True)
+class Update:
+    """One update of an addition: what its branch was, and what was measured."""
+
+    branch: Branch
+    dtype: torch.dtype
+    statistics: AdditionStatistics
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Addition:
+    """One addition that may be residual; tensors are 0-d and still on the device."""
+
+    block: int | None
+    stream: Trace
+    shape: tuple[int, ...]
+    stream_dtype: torch.dtype
+    updates: list[Update] = field(default_factory=list)
+    node: Node | None = None  # the sum
+    operand_node: Node | None = None  # of the stream as it was added to
+    base: Node | None = None  # what the branches read; None if that is not the stream
+    before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
+    enclosed: bool = False  # it lies on the way to another one's update
+    touched: bool = False  # and was used after that
+    inner: bool = False  # it is part of another one's branch, and no site: settled at the end
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # by "stream", "update", "sum"
+
+    @property
+    def first(self) -> Addition:
+        """The first addition of the same stream."""
+        return self if self.before is None else self.before.first
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """How an addition is residual: which operand is the stream, and the branches of the update's parts."""
+
+    stream_is_first: bool
+    stream: Trace  # as the branches found it
+    branches: tuple[Branch, ...]
+    operands: tuple[Trace, Trace]  # of the sum
+    base: Node | None  # what the branches read; None if that is not the stream
+    before: Addition | None = None  # with which it shares the stream
+
+
+def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]], block: int | None) -> Residual | None:
+    """Tell whether the sum of two tensors of one shape is a residual addition, and how.
+
+    Parameters
+    ----------
+    first, second
+        Traces of the operands.
+    parts
+        Of operands that are sums of updates of different kinds: the traces of those.
+    block
+        Where it happens.
+    """
+    if first.node is None or second.node is None or first.node is second.node:
+        return None
+    pairs = [(first, second), (second, first)]
+    if second.node.order < first.node.order:
+        pairs.reverse()
+    # A stream, the older one as a rule, and something that was computed from it.
+    for stream, update in pairs:
+        for base in carried_since_addition(stream.node):
+            if base not in carried(_node(update), base.order) and (found := path(update, base)).multiplies:
+                return _closed(stream, update, base, (first, second), found, parts, block)
+    # A stream, and something that was computed from what it was before its last additions, or from something else.
+    for stream, update in pairs:
+        last = last_addition(stream.node)
+        if (
+            last is None
+            or not update.product
+            or last_addition(update.node) is not None
+            or update.node in carried(_node(stream))
+        ):
+            continue
+        before = last.first
+        if before.base is not None and last.node is stream.node and not _node(stream).read:
+            found = path(update, before.base)
+            if found.multiplies:
+                return _closed(before.stream, update, before.base, (first, second), found, parts, block, before=last)
+        branches = tuple(branch(None, one, path(one, None), None) for one in parts.get(update, (update,)))
+        return Residual(stream is first, stream, branches, (first, second), None)
+    return None
+
+
+def _node(trace: Trace) -> Node:
+    assert trace.node is not None
+    return trace.node
+
+
+def _closed(
+    stream: Trace,
+    update: Trace,
+    base: Node,
+    operands: tuple[Trace, Trace],
+    found: Path,
+    parts: Mapping[Trace, Sequence[Trace]],
+    block: int | None,
+    *,
+    before: Addition | None = None,
+) -> Residual:
+    branches = [branch(stream, one, path(one, base), base) for one in parts.get(update, ())]
+    if len({_family(one) for one in branches}) < 2:  # experts and shared experts, a layer and its adapter
+        branches = [branch(stream, update, found, base)]
+    for one in branches:
+        # A branch lies in one block; what spans several is a stream of its own, within a longer skip.
+        if all(inner.block == block for inner in one.inner):
+            for inner in one.inner - {before}:
+                inner.enclosed, inner.touched = True, False
+    return Residual(update is operands[1], stream, tuple(branches), operands, base, before)
+
+
+def different_kinds(first: Trace, second: Trace) -> bool:
+    """Whether the sum of two tensors may be of two updates: one mixes tokens and the other does not, or in another way."""
+    if first.node is None or second.node is None or not (first.product and second.product):
+        return False
+    if last_addition(first.node) is not None or last_addition(second.node) is not None:
+        return False
+    kinds = [_family(branch(None, one, path(one, None), None)) for one in (first, second)]
+    return kinds[0] != kinds[1]
+
+
+def _family(one: Branch) -> str:
+    kind = one.sublayer()
+    return kind if kind in ("attention", "linear_attention", "ssm") else "position-wise"
+
+
+def last_addition(node: Node | None, *, kept: bool = False) -> Addition | None:
+    """Return the last addition whose sum a node carries; if ``kept``, the last that is in no other one's branch."""
+    pending = [node] if node is not None else []
+    found: list[Addition] = []
+    while pending:
+        one = pending.pop()
+        if one.addition is not None and not (kept and one.addition.inner):
+            found.append(one.addition)
+        else:
+            pending += one.carries
+    return max(found, key=lambda one: one.node.order if one.node is not None else 0, default=None)
+
+
+@dataclass(slots=True)
+class Site:
+    """What was seen of one update at a residual addition."""
+
+    number: int
+    block: int | None
+    branch: Branch
+    stream: Trace
+    shape: tuple[int, ...]
+    stream_dtype: torch.dtype
+    update_dtype: torch.dtype
+    statistics: AdditionStatistics
+    gradients: dict[str, Tensor]
+    followed: bool  # another addition continues the stream
+    normed: bool  # the sum passed a norm before the stream was read again
+
+
+def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
+    """Decide which additions are inside another one's branch.
+
+    Parameters
+    ----------
+    additions
+        In order.
+    used
+        What the loss was computed from; None where that is not known.
+    """
+    following: dict[Addition, list[Addition]] = {}
+    for one in additions:
+        previous = last_addition(one.operand_node)
+        if previous is not None:
+            following.setdefault(previous, []).append(one)
+    for one in reversed(additions):
+        after = following.get(one, [])
+        assert one.node is not None
+        # What encloses it used it last; or what used it after that is inside a branch itself: a state handed from layer to
+        # layer beside the stream.
+        one.inner = one.enclosed and (not one.touched or (bool(after) and all(other.inner for other in after)))
+    for chain in _chains(additions):
+        nodes = [one.node for one in chain if one.node is not None]
+        # A stream is read through weights; the keys of an attention are not.
+        if any(node.read for node in nodes) and not any(node.weighed for node in nodes):
+            for one in chain:
+                one.inner = True
+    if used is None:
+        return
+    for one in additions:
+        assert one.node is not None
+        if one.node not in used:  # the last state of a recurrence
+            earlier = last_addition(one.operand_node)
+            one.inner |= not one.node.read or (earlier is not None and earlier.inner)
+
+
+def _chains(additions: Sequence[Addition]) -> list[list[Addition]]:
+    """Return the additions of each stream together."""
+    chains: dict[Addition, list[Addition]] = {}
+    for one in additions:
+        previous = last_addition(one.operand_node)
+        chain = chains[previous] if previous is not None else []
+        chain.append(one)
+        chains[one] = chain
+    return list({id(chain): chain for chain in chains.values()}.values())
+
+
+def sites(additions: Sequence[Addition]) -> list[Site]:
+    """Return the sites among ``additions``, numbered in order."""
+    found: list[Site] = []
+    kept = [one for one in additions if not one.inner]
+    following: dict[Addition, list[Addition]] = {}
+    for one in kept:
+        previous = last_addition(one.first.stream.node, kept=True)
+        if previous is not None:
+            following.setdefault(previous, []).append(one)
+    last: dict[Addition, Addition] = {one.first: one for one in kept}  # of a parallel block
+    for one in kept:
+        whole = last[one.first]
+        after = following.get(whole, [])
+        normed = (
+            any(other.stream.norm is not None for other in after) if after else whole.node is not None and whole.node.normed
+        )
+        gradients = one.gradients
+        if one.before is not None or whole is not one:
+            gradients = {**gradients, **{key: value for key, value in _shared(one.first, whole).items() if value is not None}}
+        for update in one.updates:
+            found.append(
+                Site(
+                    number=len(found),
+                    block=one.block,
+                    branch=update.branch,
+                    stream=one.stream,
+                    shape=one.shape,
+                    stream_dtype=one.stream_dtype,
+                    update_dtype=update.dtype,
+                    statistics=update.statistics,
+                    gradients=dict(gradients),
+                    followed=bool(after),
+                    normed=normed,
+                )
+            )
+    return found
+
+
+def _shared(first: Addition, last: Addition) -> dict[str, Tensor | None]:
+    """Return the gradients that all updates of one stream have in common."""
+    return {"stream": first.gradients.get("stream"), "sum": last.gradients.get("sum")}

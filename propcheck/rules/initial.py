@@ -1,0 +1,305 @@
+"""How the weights were drawn: PC103, PC104, PC105, PC106."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from typing import TYPE_CHECKING
+
+from propcheck.rules.family import families, folded, path, place, subject, verb
+from propcheck.rules.rule import Hit, Rule
+from propcheck.wording import count, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propcheck.depth import Profile
+    from propcheck.records import ParameterRecord, Run
+
+_WEIGHTS = frozenset({"linear", "convolution", "embedding"})
+# Below this many elements chance decides too much of what these rules look at.
+_LEAST_ELEMENTS = 1000
+# Rows shorter than this can be equal by chance: a bf16 number is one of a few hundred likely ones.
+_LEAST_ROW = 8
+# A standard deviation measured on n normal numbers is off by 1 / sqrt(2 n) of itself; this many times that is chance.
+_SIGMAS = 6.0
+_FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
+
+
+def _drawn(run: Run) -> list[ParameterRecord]:
+    """List the parameters whose values can be judged: written (else PC102), finite (else PC101) and not quantised."""
+    return [
+        p
+        for p in run.parameters
+        if p.kind == "parameter" and p.init_calls is not None and p.nonfinite == 0 and p.dtype in _FLOATS and p.numel
+    ]
+
+
+def _symmetric_units(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    equal = {p.name: rows for p in _drawn(run) if len(p.shape) > 1 and (rows := _equal_rows(p)) > limit * p.shape[0]}
+    hits = []
+    for group in folded(p for p in run.parameters if p.name in equal):
+        worst = max(group, key=lambda p: equal[p.name] / p.shape[0])
+        rows, shape = equal[worst.name], worst.shape
+        where = "" if len(group) == 1 else f" (in {worst.name})"
+        how = "all rows are equal" if rows == shape[0] - 1 else f"{rows} of {count(shape[0], 'row')} repeat an earlier one"
+        hits.append(
+            Hit(
+                sites=(),
+                place=place(worst),
+                metric="duplicate_rows",
+                value=rows,
+                expected=0.0,
+                message=f"{subject(group)} {verb(group, 'has', 'have')} equal rows that are not zero: {how}{where}. They start "
+                "as copies of each other, and stay so for as long as what reads them treats them alike.",
+            )
+        )
+    return hits
+
+
+def _equal_rows(record: ParameterRecord) -> int:
+    """Count, at the least, the rows that are not zero and equal an earlier one; 0 for what is not to be judged."""
+    if record.block is None or not record.requires_grad or not path(record).endswith("weight"):
+        return 0
+    flat = record.role == "linear" and len(record.shape) == 2
+    kernel = record.role == "convolution" and len(record.shape) > 2 and record.shape[1] > 1
+    row = math.prod(record.shape[1:])
+    if not (flat or kernel) or row < _LEAST_ROW or record.duplicate_rows is None or record.zeros is None:
+        return 0
+    zero_rows = record.zeros // row  # at most
+    return record.duplicate_rows - max(0, zero_rows - 1)
+
+
+def _init_scale(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    weights = [p for p in _drawn(run) if p.role in _WEIGHTS and p.numel >= _LEAST_ELEMENTS and 0 < (p.std or 0.0) < math.inf]
+    hits = []
+    for family in families(weights):
+        odd = _off_siblings(family, limit)
+        if not odd:
+            continue
+        others = [p for p in family if p not in odd]
+        usual = statistics.median(p.std or 0.0 for p in others)
+        worst = max(odd, key=lambda p: abs(math.log((p.std or 0.0) / usual)))
+        hits.append(
+            Hit(
+                sites=(),
+                place=place(worst),
+                metric="std",
+                value=worst.std,
+                expected=usual,
+                message=f"{subject(odd)} {verb(odd, 'has', 'have')} a standard deviation of {number(worst.std)} "
+                f"({worst.init_calls}); the {count(len(others), 'parameter')} of the same name in other places, on both sides, "
+                f"have {number(usual)} ({others[0].init_calls}), x{number((worst.std or 0.0) / usual)} off.",
+            )
+        )
+    return hits
+
+
+def _off_siblings(family: Sequence[ParameterRecord], limit: float) -> list[ParameterRecord]:
+    """Find the few members whose std is off, where all others were made by the same calls; none at either end."""
+    if len(family) < 4:
+        return []
+    usual = statistics.median(p.std or 0.0 for p in family)
+
+    def is_off(record: ParameterRecord) -> bool:
+        chance = _SIGMAS / math.sqrt(2 * record.numel)
+        return abs(math.log((record.std or 0.0) / usual)) > math.log(limit) + chance
+
+    odd = [index for index, record in enumerate(family) if is_off(record)]
+    if len(odd) > max(1, len(family) // 10) or 0 in odd or len(family) - 1 in odd:
+        return []
+    if len({record.init_calls for index, record in enumerate(family) if index not in odd}) > 1:
+        return []  # a scheme that gives each place a scale of its own
+    return [family[index] for index in odd]
+
+
+def _init_outliers(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    ratios = {
+        p.name: ratio
+        for p in _drawn(run)
+        if p.role in _WEIGHTS and p.numel >= _LEAST_ELEMENTS and _draws_normals(p.init_calls or "")
+        if (ratio := _largest_ratio(p)) is not None and ratio > limit * _expected_largest(p)
+    }
+    hits = []
+    for group in folded(p for p in run.parameters if p.name in ratios):
+        worst = max(group, key=lambda p: ratios[p.name])
+        expected = _expected_largest(worst)
+        hits.append(
+            Hit(
+                sites=(),
+                place=place(worst),
+                metric="absmax / rms",
+                value=ratios[worst.name],
+                expected=expected,
+                message=f"{subject(group)} {verb(group, 'is', 'are')} drawn from a normal distribution "
+                f"({worst.init_calls}), and the largest value{'' if len(group) == 1 else f', in {worst.name}'}, "
+                f"{number(worst.absmax)}, is {number(ratios[worst.name])} times the RMS; {worst.numel} normal numbers reach "
+                f"{number(expected)}. The mean is {number(worst.mean)}.",
+            )
+        )
+    return hits
+
+
+def _largest_ratio(record: ParameterRecord) -> float | None:
+    """Give the largest value over the RMS of the values that are not zero (a padding row, a mask)."""
+    nonzero = record.numel - (record.zeros or 0)
+    if record.absmax is None or record.std is None or record.mean is None or not nonzero:
+        return None
+    rms = math.hypot(record.std, record.mean) * math.sqrt(record.numel / nonzero)
+    return record.absmax / rms if rms else None
+
+
+def _expected_largest(record: ParameterRecord) -> float:
+    return math.sqrt(2 * math.log(max(2, record.numel - (record.zeros or 0))))
+
+
+# One call as it is written: its name, and the numbers it was given.
+_CALL = re.compile(r"(?P<name>\w+)(?:\((?P<arguments>[^()]*)\))?(?: x \d+)?")
+_NORMAL_DRAWS = frozenset({"normal_", "normal", "randn", "randn_like", "trunc_normal_"})
+_UNIFORM_DRAWS = frozenset({"uniform_", "uniform", "rand", "rand_like"})
+_SAME_SHAPE = frozenset({"to", "clone", "copy_", "clamp_", "clamp", "zero_", "neg", "neg_"})
+_BY_NUMBER = frozenset({"mul", "mul_", "div", "div_", "add", "add_", "sub", "sub_"})
+
+
+def _draws_normals(calls: str) -> bool:
+    """Whether calls draw one lot of normal numbers, scale them as a whole and do nothing else but set some to zero."""
+    parsed = [_CALL.fullmatch(call) for call in re.split(r", (?![^(]*\))", calls)]
+    if not all(parsed):
+        return False
+    steps = [(call["name"], call["arguments"]) for call in parsed if call is not None]
+    draws = [name for name, _ in steps if name in _NORMAL_DRAWS | _UNIFORM_DRAWS]
+    inverted = sum(name in ("erfinv", "erfinv_") for name, _ in steps)
+    if len(draws) != 1 or inverted != (draws[0] in _UNIFORM_DRAWS):
+        return False
+    rest = [(name, arguments) for name, arguments in steps if name not in (draws[0], "erfinv", "erfinv_")]
+    return all(
+        name in _SAME_SHAPE
+        or (name in _BY_NUMBER and bool(arguments))
+        or (name in ("fill_", "masked_fill_") and arguments in ("0", "0.0"))
+        for name, arguments in rest
+    )
+
+
+def _norm_gain(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    far = [p for p in _drawn(run) if p.role == "norm" and p.shape == (run.model.width,) and _is_far(p, limit)]
+    hits = []
+    for group in folded(far):
+        worst = max(group, key=lambda p: abs(p.mean or 0.0) + (p.std or 0.0))
+        mean, std = worst.mean or 0.0, worst.std or 0.0
+        spread = f", spread by {number(std)}" if std > 0.1 * abs(mean) else ""
+        hits.append(
+            Hit(
+                sites=(),
+                place=place(worst),
+                metric="mean",
+                value=mean,
+                expected="1, or 0 where the gain is 1 + weight",
+                message=f"{subject(group)} of {verb(group, 'a norm starts', 'norms start')} at {number(mean)}{spread} "
+                f"({worst.init_calls}): a gain of {number(mean)}, or of {number(1 + mean)} if it is applied as 1 + weight, and "
+                "neither is near 1.",
+            )
+        )
+    return hits
+
+
+def _is_far(record: ParameterRecord, limit: float) -> bool:
+    """Whether a gain is far from 1 both as it is and as 1 + weight."""
+    if record.mean is None or record.std is None:
+        return False
+    if record.mean > 1 and math.isclose(record.mean, math.sqrt(record.numel), rel_tol=0.05):
+        return False  # undoes a normalisation to length 1
+    return all(gain < 1 / limit or gain > limit or record.std > 1 / limit for gain in (record.mean, 1 + record.mean))
+
+
+SYMMETRIC_UNITS = Rule(
+    id="PC103",
+    name="symmetric-units",
+    severity="warning",
+    threshold=0.01,
+    unit="fraction of the rows that are not zero and equal an earlier row",
+    sees="Rows of a weight that are equal bit by bit: units that start as copies of each other.",
+    why="Units with the same inputs and the same weights compute the same, so the layer starts as a narrower one. Their "
+    "gradients differ only if what reads them weighs them differently; where that is symmetric too (both matrices filled "
+    "with a constant) they stay equal for good.",
+    formula="duplicate_rows, less the rows that can be zero (zeros / row length, but one), over the rows > threshold. Judged "
+    f"are trained weights of linear layers and convolutions inside blocks, with rows of {_LEAST_ROW} elements or more. Not "
+    "judged: embeddings (each row has inputs of its own), what lies outside the blocks (a head's rows have targets of their "
+    "own), stacks of experts (their rows are experts, which may be copied on purpose), depthwise kernels and parameters that "
+    "are not called weight (each channel may have an input of its own). Zero rows are healthy: a zero-initialised projection "
+    "gets a different gradient in each row. That the units remain equal is not claimed: one pass does not show it.",
+    basis=f"Random rows of {_LEAST_ROW} bf16 numbers are not equal by chance, so any share is a copy; 1 % is this tool's own.",
+    source="Goodfellow, Bengio and Courville 2016, Deep Learning, section 8.4 (initial parameters need to break symmetry "
+    "between units).",
+    remedy="Draw the weight at random, or add noise to what was copied (as Net2Net does, arXiv 1511.05641).",
+    check=_symmetric_units,
+)
+
+INIT_SCALE = Rule(
+    id="PC104",
+    name="init-scale",
+    severity="warning",
+    threshold=1.5,
+    unit="factor by which a standard deviation is off the median of its siblings",
+    sees="A weight that was drawn at another scale than the weights of the same name in the blocks around it.",
+    why="It is how an init function that missed a module looks (one created later, replaced, or named otherwise): its branch "
+    "writes updates of another size than all others.",
+    formula="Siblings: the same name but for numbers, the same role and shape, 4 or more. Broken where |ln(std / median)| > "
+    f"ln(threshold) + {_SIGMAS:g} / sqrt(2 numel), the second part being chance, for at most one in ten of them (or one), not "
+    "the first or last, while all others were made by the same calls. A scheme that gives each depth its own scale is silent, "
+    "and so is one that alternates; weights that are zero are not compared. A scale that is off in every block alike (a depth "
+    "factor never applied, or applied to the wrong projections) is not seen: for that the intended scheme would have to be "
+    "declared.",
+    basis="Chance is accounted for, so what is left is a choice of what matters: 1.5 is this tool's own, as in PC205, no "
+    "published cut-off was found. A depth factor that one block missed is 1/sqrt(2 x blocks), 4.9 at 12 blocks; torch's "
+    "default of a linear layer beside std 0.02 is a factor of 2.6 at width 128, and of 1.04 at 768, which is not seen.",
+    source="None for one block alone. huggingface/transformers issue 47458 is the same mistake in all blocks (a name test that "
+    "never matched; scales off by 4.9), facebookresearch/lingua issue 39 likewise.",
+    remedy="Give this weight the init of its siblings; look for a module that was made or replaced after the init ran.",
+    check=_init_scale,
+)
+
+INIT_OUTLIERS = Rule(
+    id="PC105",
+    name="init-outliers",
+    severity="warning",
+    threshold=2.0,
+    unit="factor on sqrt(2 ln n), which n normal numbers reach",
+    sees="Single values of a weight drawn from a normal distribution that lie far outside it.",
+    why="The draw is broken: a uniform number that rounds to the end of its range comes out of the inverse error function as "
+    "infinity and is clamped to the bound, which is 100 standard deviations away where std is 0.02. The outliers then carry "
+    "most of the weight's norm.",
+    formula="absmax / RMS of the elements that are not zero > threshold x sqrt(2 ln n), n being their number. Judged are "
+    f"weights of linear layers, convolutions and embeddings with {_LEAST_ELEMENTS} elements or more whose recorded calls draw "
+    "normal numbers once (normal_, trunc_normal_, or uniform_ then erfinv_) and then only scale, shift, clamp, cast or set to "
+    "zero; heavier tails, or parts drawn at different scales, may be meant and are not judged.",
+    basis="The chance that n normal numbers reach twice sqrt(2 ln n) is below n^-3: 1e-9. The reported fault gave 22 to 100 "
+    "standard deviations, where 5 to 6 are expected.",
+    source="pytorch/torchtitan issue 2269 (0.2 % of a bf16 truncated normal at the bound -2); the bound follows from the "
+    "normal tail, P(|z| > t) < exp(-t^2 / 2).",
+    remedy="Draw in fp32 and round afterwards, or truncate at a few standard deviations (a = -3 std, b = 3 std).",
+    check=_init_outliers,
+)
+
+NORM_GAIN = Rule(
+    id="PC106",
+    name="norm-gain",
+    severity="warning",
+    threshold=2.0,
+    unit="factor by which a gain is off 1",
+    sees="A norm on the stream or on an update whose gain starts far from 1.",
+    why="It multiplies everything that the sublayer reads or writes, in every block, and undoes the scale that the rest of the "
+    "init was chosen for.",
+    formula="Whether a gain is applied as it is or as 1 + weight cannot be told from the weight, so both must be off: mean and "
+    "1 + mean each below 1 / threshold or above it, or std > 1 / threshold. That is mean > 2 or mean < -0.5: the frequent "
+    "mistake, ones in a norm that adds 1 itself, is not seen here, it takes what the norm reads and gives. Judged are gains as "
+    "wide as the stream; sqrt(width), the gain after a normalisation to length 1, is silent.",
+    basis="Norms start at gain 1 in all common architectures. 2 is the reported fault's gain and this tool's own choice; no "
+    "published cut-off was found.",
+    source="Ba 2016, arXiv 1607.06450, and Zhang and Sennrich 2019, arXiv 1910.07467 (gains start at 1); "
+    "huggingface/transformers issue 40224 (a gain of 2 in every norm).",
+    remedy="Start gains at 1, or at 0 where the norm adds 1 itself; keep the general init off the norms.",
+    check=_norm_gain,
+)
+
+RULES = (SYMMETRIC_UNITS, INIT_SCALE, INIT_OUTLIERS, NORM_GAIN)

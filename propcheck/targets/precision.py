@@ -1,0 +1,45 @@
+"""What a precision preset means for a target, and how the precision of what was built is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Nobody trains in fp16 without scaling the loss: gradients of single elements lie below its least number, 6e-8. torch's
+# GradScaler starts at 2^16 and backs off when something overflows; 2^10 leaves room for the gradients of small embeddings.
+_FP16_LOSS_SCALE = 2.0**10
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The dtype of parameters, that of products under autocast where it is another, and the factor of the loss."""
+
+    parameters: torch.dtype
+    autocast: torch.dtype | None = None
+    loss_scale: float = 1.0
+
+
+PRESETS = {
+    "bf16": Precision(torch.bfloat16),
+    "fp16": Precision(torch.float16, loss_scale=_FP16_LOSS_SCALE),
+    "fp32": Precision(torch.float32),
+    "bf16-mixed": Precision(torch.float32, autocast=torch.bfloat16),
+}
+
+
+def preset_of(dtype: torch.dtype) -> str | None:
+    """Return the preset whose parameters have ``dtype``; None for a dtype that nothing is trained in."""
+    return next((name for name, preset in PRESETS.items() if preset.parameters == dtype), None)
+
+
+def described(dtypes: Iterable[torch.dtype]) -> str:
+    """Say which floating-point dtypes parameters have: ``fp32``, or ``mixed (bf16, fp32)``."""
+    found = {dtype for dtype in dtypes if dtype.is_floating_point}
+    names = sorted(_SHORT.get(dtype, str(dtype).removeprefix("torch.")) for dtype in found)
+    return names[0] if len(names) == 1 else f"mixed ({', '.join(names)})" if names else "none"
