@@ -22,7 +22,7 @@ import torch
 
 from propcheck.build.random import Workers, fill_in_chunks
 from propcheck.probe import load_probe
-from propcheck.scan import scan
+from propcheck.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
