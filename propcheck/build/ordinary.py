@@ -16,7 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 from propcheck.build.log import TensorRef, only_allocates
 from propcheck.build.random import generator_for
-from propcheck.build.record import Recording, entries_of, own_random_state, register_plain_tensors, require_module
+from propcheck.build.record import (
+    Recording,
+    entries_of,
+    own_random_state,
+    register_plain_tensors,
+    require_module,
+    tensors_of,
+)
 from propcheck.build.uncompiled import uncompiled
 from propcheck.errors import PropcheckError
 
@@ -68,10 +75,10 @@ def build_ordinarily(
             with torch.no_grad():
                 first_use(model)
         register_plain_tensors(model)
-    return taken(model)
+    return _taken(model)
 
 
-def taken(model: nn.Module) -> Recording:
+def _taken(model: nn.Module) -> Recording:
     """Return a model that exists, with the values that it has, in the form of a recording."""
     numbers: dict[int, int] = {}
 
@@ -80,9 +87,7 @@ def taken(model: nn.Module) -> Recording:
         return TensorRef(number, number, tuple(tensor.shape), (), tensor.dtype)
 
     entries = entries_of(model, ref)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    real = {entry.name: tensors[entry.name] for entry in entries}
-    return Recording(model, (), {}, entries, lambda _: None, real)
+    return Recording(model, (), {}, entries, lambda _: None, tensors_of(model, entries), recorded=False)
 
 
 # Tensors below this size, in bytes, are not worth a look at the process's memory.

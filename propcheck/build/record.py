@@ -26,7 +26,7 @@ from propcheck.build.uncompiled import uncompiled
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from propcheck.build.log import Operation, TensorRef
 
@@ -71,8 +71,10 @@ class Recording:
     known
         Tells where in the log another tensor that the constructor made is (an input, an element of a list); None where the
         log does not have it.
-    real
-        The model's tensors by name, where they are real ones, in memory, because nothing was recorded.
+    tensors
+        The model's own, by the names of the entries.
+    recorded
+        Whether they are fake. Else nothing was recorded: the log is empty, and they are in memory with their values.
     """
 
     model: nn.Module
@@ -80,7 +82,8 @@ class Recording:
     constants: dict[int, Tensor]
     entries: tuple[Entry, ...]
     known: Callable[[Tensor], TensorRef | None]
-    real: dict[str, Tensor] | None = None
+    tensors: dict[str, Tensor]
+    recorded: bool
 
 
 class NotRecordedError(PropcheckError):
@@ -127,7 +130,8 @@ def record(factory: Callable[[], nn.Module]) -> Recording:
             raise
         raise NotRecordedError(f"{_place(error)}: the code that builds the model {reason}") from error
     require_module(model)
-    return Recording(model, tuple(recorder.log), recorder.constants, entries, recorder.known)
+    tensors = tensors_of(model, entries)
+    return Recording(model, tuple(recorder.log), recorder.constants, entries, recorder.known, tensors, recorded=True)
 
 
 def require_module(model: object) -> None:
@@ -161,6 +165,12 @@ def entries_of(model: nn.Module, ref: Callable[[Tensor], TensorRef]) -> tuple[En
         Entry(names[0], tuple(names), ref(tensor), kind, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
         for kind, tensor, names in named.values()
     )
+
+
+def tensors_of(model: nn.Module, entries: Iterable[Entry]) -> dict[str, Tensor]:
+    """Return the parameters and buffers of ``model`` by the names of ``entries``."""
+    named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return {entry.name: named[entry.name] for entry in entries}
 
 
 @contextmanager

@@ -66,8 +66,8 @@ class Replay:
         Tensor
             On the CPU, of the entry's shape and dtype; in ``out``'s memory if ``out`` was given and the model was recorded.
         """
-        if self._recording.real is not None:
-            return self._recording.real[entry.name].detach()
+        if not self._recording.recorded:
+            return self._recording.tensors[entry.name].detach()
         value = self._compute(entry.ref, self._slices[entry.name], seed, out)
         if out is not None and value.data_ptr() != out.data_ptr():
             return out.view(entry.shape).copy_(value)
@@ -96,7 +96,7 @@ class Replay:
 
         Of a model that was not recorded nothing is known; the text says so.
         """
-        if self._recording.real is not None:
+        if not self._recording.recorded:
             return "built without a record"
         log, piece = self._recording.log, self._slices[entry.name]
         inputs = (ref for index in piece.operations for ref in log[index].inputs)

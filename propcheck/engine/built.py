@@ -72,7 +72,7 @@ def build(task: Task, seed: int, *, budget: int, device: torch.device, workers: 
     if reason:
         recording = build_ordinarily(factory, first_use, seed=seed, budget=budget, in_use=resident_bytes, reason=reason)
     replay = Replay(recording, workers)
-    held = sum(entry.nbytes for entry in recording.entries) if recording.real is not None else 0
+    held = sum(entry.nbytes for entry in recording.entries) if not recording.recorded else 0
     return Built(built[0], recording, replay, Realiser(replay, seed, device), held, notes)
 
 

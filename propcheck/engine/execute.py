@@ -129,6 +129,7 @@ def _run(
 
     weights = Weights(recording, built.replay, units, seed=seed, device=device, census=count)
     weights.bring_permanently(permanent if uncut is None else recording.entries)
+    built.realiser.stand_in({id(recording.tensors[name]): tensor for name, tensor in weights.tensors.items()})
     names = {id(tensor): name for name, tensor in weights.tensors.items()}
     ledger = LateLedger()
     follower = Follower(names, ledger)
@@ -158,7 +159,7 @@ def _run(
             unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
         stack.enter_context(determined("outside", seed))
         follower.begin([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
-        with follower, built.realiser, conductor.guard, _autocast(task, device):
+        with follower, conductor.guard, built.realiser, _autocast(task, device):
             output = call(model, batch)
             loss = loss_of(built.target, output, batch)
         follower.end(loss.value)
@@ -202,7 +203,7 @@ def _plan(
         require_room(uncut, units, entries, available, tokens)
         return Plan(frozenset(unit.path for unit in units), "resident")
     chosen = plan(units, available - sum(entry.nbytes for entry in permanent), tokens)
-    if built.recording.real is not None and chosen.mode != "resident":
+    if not built.recording.recorded and chosen.mode != "resident":
         raise PropcheckError(
             f"{built.notes[0].partition('; so')[0]}; so it is in memory as a whole, {built.held / 2**30:.3g} GiB, and with "
             "its activations that does not fit the memory budget; raise --memory, or change that line"

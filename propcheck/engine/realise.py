@@ -38,6 +38,11 @@ class Realiser(TorchFunctionMode):
         super().__init__()
         self._replay, self._seed, self._device = replay, seed, device
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # by id, the fake one and its value
+        self._own: dict[int, Tensor] = {}
+
+    def stand_in(self, own: dict[int, Tensor]) -> None:
+        """Say what the model's own fake tensors, by ``id``, became: code may hold one in a list or a closure."""
+        self._own = own
 
     def named(self, tree: Any, name: str) -> Any:
         """Return ``tree`` on the device, with values in place of fake tensors: ``name.0``, ``name.pixel_values`` ..."""
@@ -50,6 +55,8 @@ class Realiser(TorchFunctionMode):
         return tree_map_with_path(real, tree)
 
     def _value(self, fake: Tensor, name: str | None = None) -> Tensor:
+        if id(fake) in self._own:
+            return self._own[id(fake)]
         if id(fake) not in self._values:
             value = self._replay.value(fake, name or f"tensor.{len(self._values)}", self._seed)
             if value is None:

@@ -49,14 +49,14 @@ class Weights:
         device: torch.device,
         census: Callable[[Entry, Tensor], None],
     ) -> None:
-        self._real = recording.real is not None  # every tensor is there already
+        self._real = not recording.recorded  # every tensor is there already
         self._replay, self._seed, self._device, self._census = replay, seed, device, census
         self._counted: set[str] = set()
         self._holders: Counter[str] = Counter()  # how many units that are in memory have the parameter
         self._buffers: dict[str, Tensor] = {}  # memory of the units that are in
         self._spare: list[Tensor] = []
         self._block_bytes = max((_packed_bytes(unit.entries) for unit in units if unit.block is not None), default=0)
-        self.tensors = _realise(recording, device) if recording.real is None else dict(recording.real)
+        self.tensors = _realise(recording, device) if recording.recorded else dict(recording.tensors)
 
     def bring_permanently(self, entries: Sequence[Entry]) -> None:
         """Materialise entries that stay: buffers, and parameters of no unit."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Update:
-    """One update of an addition: what its branch was, and what was measured."""
+    """One update of an addition: what was added, and what was measured."""
 
-    branch: Branch
+    trace: Trace
     dtype: torch.dtype
     statistics: AdditionStatistics
 
@@ -47,7 +47,8 @@ class Addition:
     before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
     enclosed: bool = False  # it lies on the way to another one's update
     touched: bool = False  # and was used after that
-    inner: bool = False  # it is part of another one's branch, and no site: settled at the end
+    inner: bool = False  # it is part of another one's branch, and no site:
+    settled: bool = False  # that is known at the end
     gradients: dict[str, Tensor] = field(default_factory=dict)  # by "stream", "update", "sum"
 
     @property
@@ -62,7 +63,7 @@ class Residual:
 
     stream_is_first: bool
     stream: Trace  # as the branches found it
-    branches: tuple[Branch, ...]
+    updates: tuple[Trace, ...]  # the update, or its parts
     operands: tuple[Trace, Trace]  # of the sum
     base: Node | None  # what the branches read; None if that is not the stream
     before: Addition | None = None  # with which it shares the stream
@@ -105,8 +106,7 @@ def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]]
             found = path(update, before.base)
             if found.multiplies:
                 return _closed(before.stream, update, before.base, (first, second), found, parts, block, before=last)
-        branches = tuple(branch(None, one, path(one, None), None) for one in parts.get(update, (update,)))
-        return Residual(stream is first, stream, branches, (first, second), None)
+        return Residual(stream is first, stream, tuple(parts.get(update, (update,))), (first, second), None)
     return None
 
 
@@ -126,15 +126,16 @@ def _closed(
     *,
     before: Addition | None = None,
 ) -> Residual:
-    branches = [branch(stream, one, path(one, base), base) for one in parts.get(update, ())]
+    updates = tuple(parts.get(update, (update,)))
+    branches = [branch(stream, one, path(one, base), base) for one in updates]
     if len({_family(one) for one in branches}) < 2:  # experts and shared experts, a layer and its adapter
-        branches = [branch(stream, update, found, base)]
+        updates, branches = (update,), [branch(stream, update, found, base)]
     for one in branches:
         # A branch lies in one block; what spans several is a stream of its own, within a longer skip.
         if all(inner.block == block for inner in one.inner):
             for inner in one.inner - {before}:
                 inner.enclosed, inner.touched = True, False
-    return Residual(update is operands[1], stream, tuple(branches), operands, base, before)
+    return Residual(update is operands[1], stream, updates, operands, base, before)
 
 
 def different_kinds(first: Trace, second: Trace) -> bool:
@@ -209,11 +210,10 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
         if any(node.read for node in nodes) and not any(node.weighed for node in nodes):
             for one in chain:
                 one.inner = True
-    if used is None:
-        return
     for one in additions:
-        assert one.node is not None
-        if one.node not in used:  # the last state of a recurrence
+        one.settled = True
+        if used is not None and one.node not in used:  # the last state of a recurrence
+            assert one.node is not None
             earlier = last_addition(one.operand_node)
             one.inner |= not one.node.read or (earlier is not None and earlier.inner)
 
@@ -248,12 +248,13 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
         gradients = one.gradients
         if one.before is not None or whole is not one:
             gradients = {**gradients, **{key: value for key, value in _shared(one.first, whole).items() if value is not None}}
+        base = one.base
         for update in one.updates:
             found.append(
                 Site(
                     number=len(found),
                     block=one.block,
-                    branch=update.branch,
+                    branch=branch(one.stream if base else None, update.trace, path(update.trace, base), base),
                     stream=one.stream,
                     shape=one.shape,
                     stream_dtype=one.stream_dtype,

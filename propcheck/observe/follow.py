@@ -109,6 +109,7 @@ class Follower(TorchFunctionMode):
         trace = trace_of(loss)
         used = None if trace is None else ancestors(trace)  # None: computed in a way that cannot be followed
         settle([self._additions[number][0] for number in sorted(self._additions)], used)
+        self.measure = False  # modules that run in the backward pass run again
 
     def watch(self, model: nn.Module) -> list[Any]:
         """Register hooks on every module of ``model``, to know where an operation happens; return their handles."""
@@ -134,7 +135,7 @@ class Follower(TorchFunctionMode):
                 return
             for value in tensors_in((output,)):
                 trace = trace_of(value)
-                if trace is None and value.requires_grad:
+                if trace is None and value.requires_grad and id(value) not in self._names:
                     read = tensors_in((*args, *kwargs.values()))
                     trace = self._propagation.unknown(value, read, [*module.parameters()])
                     if trace is not None:
@@ -253,7 +254,7 @@ class Follower(TorchFunctionMode):
             factors = {one: found.alpha if one == scaled else 1 for one in ("stream", "update")}
             kept = _kept(stream, factors["stream"], copied=found.in_place)
             # A scaled sum of updates is one update.
-            pieces = parts_of(update) if len(how.branches) > 1 else ((update, None),)
+            pieces = parts_of(update) if len(how.updates) > 1 else ((update, None),)
             updates = tuple(_kept(one, factors["update"], copied=found.in_place).expand_as(stream) for one, _ in pieces)
         result: Tensor = func(*args, **kwargs)
         if how is not None:
@@ -315,7 +316,7 @@ class Follower(TorchFunctionMode):
             measured = joint_statistics(together[0].stream[0], values, result)
         addition.updates = [
             Update(each, dtype, statistics)
-            for each, statistics in zip(how.branches, measured[len(measured) - len(updates) :], strict=True)
+            for each, statistics in zip(how.updates, measured[len(measured) - len(updates) :], strict=True)
         ]
         earlier = iter(measured)
         for member in group:

@@ -29,7 +29,7 @@ _PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | _TRANSFORMS | {
 }  # fmt: skip
 # Products whose one-dimensional parameters are vectors to multiply with, not biases.
 _UNBIASED = {"matmul", "__matmul__", "__rmatmul__", "mv", "einsum", "tensordot"}
-_SOFTMAXES = {"softmax", "log_softmax", "_softmax"}
+_SOFTMAXES = {"softmax", "log_softmax", "_softmax", "logsumexp"}
 _SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax"} | _RECURRENCES
 _ROUTERS = {"topk", "index_add", "index_add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "one_hot"}
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize", "native_layer_norm"}

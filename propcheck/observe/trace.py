@@ -154,8 +154,9 @@ class Path:
 def path(trace: Trace, base: Node | None) -> Path:
     """Return what lies between ``base`` and ``trace``, without the steps that made ``base`` itself.
 
-    What was computed beside (keys of another stream, a table of biases) counts from the additions or look-ups on. Without a
-    base: the steps since the look-ups, inputs and sums that ``trace`` comes from.
+    What was computed beside (keys of another stream, a table of biases) counts from the additions or look-ups on, and so does
+    what came through an addition that is settled to be a site of its own (of the other half of a reversible stream). Without
+    a base: the steps since the look-ups, inputs and sums that ``trace`` comes from.
     """
 
     def newer(one: Trace) -> list[Trace]:
@@ -168,8 +169,11 @@ def path(trace: Trace, base: Node | None) -> Path:
                 reached.add(one.order)
 
     def until_others(one: Trace) -> list[Trace]:
-        is_sum = one.node is not None and one.node.kind == "sum" and one.node.order == one.order
-        return [] if is_sum and one.order not in reached else newer(one)
+        node = one.node
+        if node is None or node.kind != "sum" or node.order != one.order or node is base:
+            return newer(one)
+        settled = node.addition is not None and node.addition.settled and not node.addition.inner
+        return [] if settled or one.order not in reached else newer(one)
 
     steps = [one for one in _walk(trace, until_others) if base is None or one.order != base.order]
     return Path(steps, steps if base is None else [one for one in steps if one.order in reached])

@@ -140,7 +140,7 @@ def _offline() -> Iterator[None]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"), object_hook=_number)
     except OSError as error:
         raise PropcheckError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # not JSON, or not UTF-8
@@ -154,6 +154,12 @@ def _read(path: Path) -> dict[str, Any]:
             "scan package.module:callable"
         )
     return data
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as an object, since JSON has no infinity: ``{"__float__": "Infinity"}``."""
+    text = value.get("__float__")
+    return float(text) if len(value) == 1 and text in ("Infinity", "-Infinity", "NaN") else value
 
 
 def _config(path: Path, data: Mapping[str, Any], overrides: Mapping[str, Any]) -> PreTrainedConfig:
@@ -233,6 +239,12 @@ def _choose(path: Path, config: PreTrainedConfig, data: Mapping[str, Any]) -> _C
     found = next((one for kind in _KINDS if (one := _mapped(kind, config)) is not None), None) or _text_model(config)
     if found is None:
         raise PropcheckError(f"{path}: transformers has no model class for {type(config).__name__}")
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ()]
+    part = next((one for one in parts if found.config_class is not None and isinstance(one, found.config_class)), None)
+    if part is not None and not isinstance(config, found.config_class or ()):  # the decoder of a model of several parts
+        _inherit(part, config, data)
+        notes.append(f"The text model of {config.model_type}, {found.__name__}, is scanned; its other parts are not.")
+        return _Choice(found, part, tuple(notes))
     if named is not None:
         notes.append(f"architectures names {named}, which transformers does not have; {found.__name__} is scanned.")
     return _Choice(found, config, tuple(notes))
