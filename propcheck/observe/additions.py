@@ -38,11 +38,12 @@ class Addition:
 
     block: int | None
     stream: Trace
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with the channels last
     stream_dtype: torch.dtype
     updates: list[Update] = field(default_factory=list)
     node: Node | None = None  # the sum
     operand_node: Node | None = None  # of the stream as it was added to
+    channels: int | None = None  # which dimension they are, if not the last
     base: Node | None = None  # what the branches read; None if that is not the stream
     before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
     enclosed: bool = False  # it lies on the way to another one's update

@@ -291,7 +291,9 @@ class Follower(TorchFunctionMode):
         if how.before is not None:
             trace = how.before.stream
         self._sites = None
-        return Addition(self.block, trace, tuple(stream.shape), stream.dtype, base=how.base)
+        channels = next((one.channels for one in how.operands if one.channels is not None), None)
+        shape = tuple(_channels_last(stream, channels).shape)
+        return Addition(self.block, trace, shape, stream.dtype, base=how.base, channels=channels)
 
     def _record(
         self,
@@ -309,11 +311,12 @@ class Follower(TorchFunctionMode):
         if group:
             addition.before = how.before
         together = [*group, kept]
-        values = [one for member in together for one, _ in member.updates]
+        values = [_channels_last(one, addition.channels) for member in together for one, _ in member.updates]
+        found, total = (_channels_last(one, addition.channels) for one in (together[0].stream[0], result))
         if len(values) == 1:
-            measured = [addition_statistics(stream, values[0], result)]
+            measured = [addition_statistics(found, values[0], total)]
         else:
-            measured = joint_statistics(together[0].stream[0], values, result)
+            measured = joint_statistics(found, values, total)
         addition.updates = [
             Update(each, dtype, statistics)
             for each, statistics in zip(how.updates, measured[len(measured) - len(updates) :], strict=True)
@@ -331,6 +334,7 @@ class Follower(TorchFunctionMode):
             "sum",
             carries=(stream_node,),
             parents=how.operands,
+            channels=addition.channels,
             product=max(one.product for one in how.operands),
         )
         assert trace.node is not None
@@ -379,6 +383,10 @@ def _sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sum | Non
     if not (first.is_floating_point() and second.is_floating_point()):
         return None
     return _Sum(first, second, kwargs.get("alpha", 1), name in ("add_", "__iadd__"))
+
+
+def _channels_last(tensor: Tensor, channels: int | None) -> Tensor:
+    return tensor if channels is None else tensor.movedim(channels, -1)
 
 
 def _is_wide(first: Tensor, second: Tensor) -> bool:

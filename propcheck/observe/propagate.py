@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,9 +21,10 @@ _RECURRENCES = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 # Mixing of positions by fixed weights.
 _TRANSFORMS = {
     "fft_fft", "fft_ifft", "fft_fft2", "fft_ifft2", "fft_fftn", "fft_ifftn", "fft_rfft", "fft_irfft", "fft_rfft2", "fft_irfft2",
-    "fft_rfftn", "fft_irfftn", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "fft_rfftn", "fft_irfftn",
 }  # fmt: skip
-_PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | _TRANSFORMS | {
+_POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
+_PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | _TRANSFORMS | _POOLS | {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmm_", "baddbmm", "addbmm", "addmv",
     "_grouped_mm", "grouped_mm", "_scaled_mm", "einsum", "tensordot", "bilinear", "chain_matmul",
     "linalg_multi_dot", "solve_triangular", "linalg_solve_triangular",
@@ -48,6 +50,11 @@ _COLLECTIONS = {
     "cat", "concat", "concatenate", "stack", "hstack", "vstack", "where", "__setitem__", "index_put", "index_put_",
     "index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "masked_scatter", "masked_scatter_", "copy_", "lerp",
+}  # fmt: skip
+# What gives another view of the same memory, as __get__ does for x.T.
+_VIEWS = {
+    "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "view", "reshape", "flatten", "unflatten",
+    "unsqueeze", "squeeze", "__get__", "__getitem__", "t", "chunk", "split", "narrow", "unbind", "select",
 }  # fmt: skip
 # Of whose second operand only the shape or the dtype counts.
 _AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
@@ -138,7 +145,8 @@ class Propagation:
         else:
             return
         for value in tensors_in((result,)):
-            mark(value, trace)
+            channels = _channels(name, [tensor for tensor, _ in signals], value)
+            mark(value, trace if channels == trace.channels else replace(trace, channels=channels))
 
     def unknown(self, result: Tensor, read: list[Tensor], parameters: list[nn.Parameter]) -> Trace | None:
         """Mark what a module computed by a way that cannot be followed (a kernel of its own) as a product of all it has."""
@@ -259,7 +267,7 @@ class Propagation:
         features = {"product"}
         if weights:
             features.add("weighed")
-        if name in _CONVOLUTIONS | _TRANSFORMS:
+        if name in _CONVOLUTIONS | _TRANSFORMS | _POOLS:
             features.add("convolved")
         if name in _RECURRENCES:
             features.add("scanned")
@@ -284,6 +292,27 @@ class Propagation:
             trace.node.normed = trace.node.read = True
         with torch.no_grad():
             return Norm(self._norms, moments(operand).mean_square)
+
+
+def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:
+    """Return which dimension of ``result`` holds the channels, None for the last."""
+    if name in _CONVOLUTIONS | _POOLS:
+        return max(0, result.dim() - (int(name.rstrip("d")[-1]) + 1))  # before one, two or three of space
+    known = [(tensor, trace.channels) for tensor in operands if (trace := signal_of(tensor)) is not None]
+    known = [(tensor, channels) for tensor, channels in known if channels is not None and channels < tensor.dim()]
+    if name in _PRODUCTS or not known:
+        return None
+    operand, channels = max(known, key=lambda one: one[0].numel())
+    assert channels is not None
+    size = operand.shape[channels]
+    if result.shape == operand.shape and name not in _VIEWS:
+        return channels
+    like = [dim for dim in range(result.dim()) if result.shape[dim] == size]
+    if name in _VIEWS and size > 1:  # a dimension keeps its stride wherever it is moved to
+        same = [dim for dim in like if result.stride(dim) == operand.stride(channels)]
+        like = same or like
+    found = channels if channels in like else next(reversed(like), None)
+    return None if found is None or found == result.dim() - 1 else found
 
 
 def _features(name: str, trace: Trace) -> frozenset[str]:

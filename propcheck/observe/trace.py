@@ -67,6 +67,7 @@ class Trace:
     rooted: bool = False  # a factor passed a root, so it is a scale and not a mean
     routed: bool = False  # it came from a choice of experts, and met no product since
     step_size: bool = False  # it passed a softplus, and no exponential or product since
+    channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
 
 
 @dataclass(frozen=True, slots=True)
