@@ -21,6 +21,7 @@ from propcheck.fans import fans
 from propcheck.observe.rows import site_records
 from propcheck.probe import TOKEN_SOURCES, config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
+from propcheck.rules.experts import idle_experts
 from propcheck.targets.blame import target_error
 from propcheck.targets.choose import task_of
 from propcheck.targets.precision import described
@@ -90,11 +91,13 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
     peak_before = peak_rss_bytes()
     device = _device(probe.scan.device)
     memory = probe.scan.memory_bytes
-    built: list[Target] = []
+    brings_batch = False
 
     def build() -> Target:
-        built.append(task.build())
-        return built[-1]
+        nonlocal brings_batch
+        target = task.build()
+        brings_batch = target.batch is not None
+        return target
 
     watched = dataclasses.replace(task, build=build)
     seeds = probe.scan.seeds
@@ -119,12 +122,12 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
     first = passes[0]
     peak = peak_rss_bytes()
     own = [row for row in rows if row.seed == seeds[0]]
-    return Run(
+    run = Run(
         path=None,
         target=target,
         model=_model_info(first, own),
         precision=task.precision or described(entry.dtype for entry in first.entries if entry.kind == "parameter"),
-        inputs=_input_info(first, "target" if built[0].batch is not None else task.source),
+        inputs=_input_info(first, "target" if brings_batch else task.source),
         seeds=tuple(seeds),
         engine=EngineInfo(
             mode=first.mode,
@@ -151,10 +154,11 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
         notes=(
             *task.notes,
             *first.notes,
-            *_unused_inputs(probe, built[0]),
+            *_unused_inputs(probe, brings_batch=brings_batch),
             *(_over_budget(first, peak, memory) if memory is not None and peak_before < peak else ()),
         ),
     )
+    return dataclasses.replace(run, notes=(*run.notes, *idle_experts(run)))
 
 
 def _input_info(one: Pass, source: str) -> InputInfo:
@@ -166,9 +170,9 @@ def _input_info(one: Pass, source: str) -> InputInfo:
     return InputInfo(batch, math.prod(shape[1:-1]), source)
 
 
-def _unused_inputs(probe: Probe, built: Target) -> tuple[str, ...]:
+def _unused_inputs(probe: Probe, *, brings_batch: bool) -> tuple[str, ...]:
     given = sorted(probe.inputs.model_fields_set)
-    if built.batch is None or not given:
+    if not brings_batch or not given:
         return ()
     return (f"The target brings its own batch: inputs.{', inputs.'.join(given)} had no use.",)
 

@@ -187,18 +187,23 @@ def own_random_state(seed: int) -> Iterator[None]:
         torch.set_rng_state(saved[2])
 
 
-# What torch says where it asks a fake tensor for its memory.
-_FAKE_FRAGMENTS = ("for tensor subclasses", "data is not allocated", "FakeTensor", "Meta tensors", "SparseTensorImpl")
+# What is said where somebody asks a fake tensor for its memory. Should an error of the code's own say it, then the code will
+# raise it again where the model is built for real.
+_FAKE_FRAGMENTS = (
+    "for tensor subclasses", "data is not allocated", "FakeTensor", "Meta tensors", "'meta' device", "SparseTensorImpl",
+    "SparseCsrTensorImpl", "WeakValueDictionary.__init__",
+)  # fmt: skip
 
 
 def _unrecordable(error: Exception) -> str | None:
     """Say what code did that cannot be recorded; None if the error is the code's own."""
     if isinstance(error, Unrecordable):
         return str(error)
-    first_line = str(error).partition("\n")[0].strip().rstrip(".")
     fake = (fake_tensor.UnsupportedFakeTensorException, fake_tensor.UnsupportedOperatorException)
-    if isinstance(error, fake) or (isinstance(error, RuntimeError) and any(part in first_line for part in _FAKE_FRAGMENTS)):
-        return f"does what cannot be recorded ({first_line})"
+    usual = (RuntimeError, TypeError, AttributeError)  # NotImplementedError is a RuntimeError
+    text = str(error)
+    if isinstance(error, fake) or (isinstance(error, usual) and any(part in text for part in _FAKE_FRAGMENTS)):
+        return f"does what cannot be recorded ({' '.join(text.partition(chr(10))[0].split()).rstrip('.')})"
     return None
 
 

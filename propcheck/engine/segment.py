@@ -245,6 +245,8 @@ def segmented(conductor: Conductor, unit: Unit, forward: Callable[..., Any]) -> 
     def call(*args: Any, **kwargs: Any) -> Any:
         if conductor.in_backward:
             conductor.refuse(unit.path, "is called in the backward pass (a custom autograd function that computes again)")
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+            conductor.refuse(unit.path, "is called within a transform of torch.func")
         if not torch.is_grad_enabled():
             return _without_gradient(conductor, unit, forward, args, kwargs)
         return Call(conductor, unit, forward, args, kwargs).run(flattened((args, kwargs))[0])

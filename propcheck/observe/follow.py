@@ -306,7 +306,7 @@ class Follower(TorchFunctionMode):
     ) -> None:
         """Measure an addition that happened, and mark its result."""
         updates, dtype = update
-        kept = _Kept(addition, (stream, stream._version), tuple((one, one._version) for one in updates))  # noqa: SLF001
+        kept = _Kept(addition, (stream, _version(stream)), tuple((one, _version(one)) for one in updates))
         group = self._group(how.before) if how.before is not None else []
         if group:
             addition.before = how.before
@@ -348,7 +348,7 @@ class Follower(TorchFunctionMode):
         if not self._kept or self._kept[-1].addition is not before:
             return []
         tensors = [pair for member in self._kept for pair in (member.stream, *member.updates)]
-        return self._kept if all(tensor._version == version for tensor, version in tensors) else []  # noqa: SLF001
+        return self._kept if all(_version(tensor) == version for tensor, version in tensors) else []
 
     def _take_gradient(self, tensor: Tensor, addition: Addition, column: str) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
@@ -385,6 +385,11 @@ def _sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sum | Non
     return _Sum(first, second, kwargs.get("alpha", 1), name in ("add_", "__iadd__"))
 
 
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; those of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
 def _channels_last(tensor: Tensor, channels: int | None) -> Tensor:
     return tensor if channels is None else tensor.movedim(channels, -1)
 
@@ -412,7 +417,8 @@ def _is_differentiated(weight: Tensor) -> bool:
     plain code saves; it shows by its hooks on saved tensors.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-    return weight.requires_grad and torch.is_grad_enabled() and hooks is None
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch.func, with a way of its own
+    return weight.requires_grad and torch.is_grad_enabled() and hooks is None and not transformed
 
 
 def _bound(keys: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -113,7 +113,9 @@ def test_a_frozen_part_has_no_gradient_to_report():
 
     one, rows = run(Frozen)
     assert of(rows, "param_grad_norm")[:4] == [None] * 4
-    assert of(rows, "grad_sum_norm") == pytest.approx(of(plain, "grad_sum_norm"), rel=1e-6)
+    # Autograd goes no further back than the first parameter that is trained.
+    assert of(rows, "grad_sum_norm")[:4] == [None] * 4
+    assert of(rows, "grad_sum_norm")[4:] == pytest.approx(of(plain, "grad_sum_norm")[4:], rel=1e-6)
     assert all(row.param_grad_norm > 0 for row in rows[4:])
     assert "tokens.weight" not in one.gradients
 
