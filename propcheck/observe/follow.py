@@ -274,7 +274,7 @@ class Follower(TorchFunctionMode):
         parts = {
             trace: [part for _, part in parts_of(tensor)]
             for tensor, trace in ((found.first, first), (found.second, second))
-            if parts_of(tensor) and found.alpha == 1
+            if parts_of(tensor)
         }
         how = residual(first, second, parts, self.block)
         if how is None:
@@ -417,8 +417,8 @@ def _is_differentiated(weight: Tensor) -> bool:
     plain code saves; it shows by its hooks on saved tensors.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch.func, with a way of its own
-    return weight.requires_grad and torch.is_grad_enabled() and hooks is None and not transformed
+    transformed = torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - torch.func, with a way of its own
+    return weight.requires_grad and torch.is_grad_enabled() and not transformed and hooks is None
 
 
 def _bound(keys: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
