@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from propcheck.engine.built import batch_of, build, loss_of, positions_of, shape_of
 from propcheck.engine.checkpoint import plain_checkpoints
@@ -158,7 +157,7 @@ def _run(
             stack.callback(_restore, unit, unit.module.__dict__.get("forward"))
             unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
         stack.enter_context(determined("outside", seed))
-        follower.begin([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
+        follower.begin(batch)
         with follower, conductor.guard, built.realiser, _autocast(task, device):
             output = call(model, batch)
             loss = loss_of(built.target, output, batch)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from propcheck.observe.additions import Addition, Residual, Site, Update, residual, settle, sites
 from propcheck.observe.gradients import Ledger, MeasuredEmbedding, MeasuredLinear, worth_factoring
+from propcheck.observe.padding import padding_masks, real_positions
 from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import ADDITIONS, SILENT, Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
@@ -98,11 +100,15 @@ class Follower(TorchFunctionMode):
 
     # ------------------------------------------------------------------ modules
 
-    def begin(self, inputs: list[Tensor]) -> None:
-        """Say what the model is called with: what is computed from a float input is a signal."""
-        for tensor in inputs:
-            if tensor.is_floating_point():
+    def begin(self, batch: Any) -> None:
+        """Say what the model is called with: what is computed from a float input is a signal; padding is not measured."""
+        self._propagation.masks = padding_masks(batch)
+        for tensor in tree_leaves(batch):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 mark(tensor, self._propagation.begin("root"))
+
+    def _real(self, tensor: Tensor) -> Tensor:
+        return real_positions(tensor, self._propagation.masks)
 
     def end(self, loss: Tensor) -> None:
         """Say what the pass led to."""
@@ -311,8 +317,8 @@ class Follower(TorchFunctionMode):
         if group:
             addition.before = how.before
         together = [*group, kept]
-        values = [_channels_last(one, addition.channels) for member in together for one, _ in member.updates]
-        found, total = (_channels_last(one, addition.channels) for one in (together[0].stream[0], result))
+        operands = [together[0].stream[0], result, *(one for member in together for one, _ in member.updates)]
+        found, total, *values = (self._real(_channels_last(one, addition.channels)) for one in operands)
         if len(values) == 1:
             measured = [addition_statistics(found, values[0], total)]
         else:
@@ -362,7 +368,7 @@ class Follower(TorchFunctionMode):
             def hook(gradient: Tensor) -> None:
                 wanted = [(one, name) for one, name in slots if not one.inner]
                 if wanted:
-                    norm = frobenius(gradient)
+                    norm = frobenius(self._real(gradient))
                     for one, name in wanted:
                         one.gradients[name] = norm
 

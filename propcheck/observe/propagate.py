@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments
 from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, mark, signal_of, trace_of
 
@@ -81,6 +82,7 @@ class Propagation:
         self.roles: dict[str, str] = {}
         self.products = 0
         self.module: str | None = None  # the innermost one that runs
+        self.masks: tuple[Tensor, ...] = ()  # where positions are padding
         self._norms = 0
         self._steps = 0
         self._names = names
@@ -291,7 +293,7 @@ class Propagation:
         if trace.node is not None:
             trace.node.normed = trace.node.read = True
         with torch.no_grad():
-            return Norm(self._norms, moments(operand).mean_square)
+            return Norm(self._norms, moments(real_positions(operand, self.masks)).mean_square)
 
 
 def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:

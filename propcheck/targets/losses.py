@@ -56,10 +56,10 @@ def default_loss(output: Any, batch: Batch) -> Loss:
             "the model returns neither a loss nor logits [batch, tokens, vocabulary] for token ids [batch, tokens], but "
             f"{_shapes(output)}; return propcheck.Target(model, batch=..., loss=...) with a loss(output, batch)"
         )
-    return Loss(next_token_loss(logits, ids), math.log(logits.shape[-1]))
+    return Loss(next_token_loss(logits, ids, _named(batch, "attention_mask")), math.log(logits.shape[-1]))
 
 
-def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean cross-entropy, in fp32, of each token under the logits of the position before it.
 
     Parameters
@@ -68,8 +68,16 @@ def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
         [batch, tokens, vocabulary].
     ids
         [batch, tokens].
+    mask
+        [batch, tokens], 0 at padding, which is not predicted.
     """
-    return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten().to(torch.long))
+    targets = ids[:, 1:].to(torch.long)
+    if mask is not None and mask.shape == ids.shape:
+        targets = targets.masked_fill(mask[:, 1:] == 0, _IGNORED)
+    return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
+
+
+_IGNORED = -100  # torch's own default
 
 
 def random_direction(output: Any, batch: Batch) -> Tensor:
