@@ -185,16 +185,21 @@ class Propagation:
             if not streams:
                 return self._product(name, signals, weights, parents=parents)
             return self._merged("stack", args, streams, parents, weights, frozenset())
+        stepped = name in _SCALINGS and len(signals) > 1 and any(one.step_size for _, one in signals)
         if name in _SCALINGS and len(signals) > 1:
             # A gate or a weight for each token scales what it is multiplied with.
             signals = [one for one in signals if one[0].dim() and one[0].shape[-1] != 1] or signals
         operand, trace = max(signals, key=lambda one: one[1].product)
-        features = _features(name, trace)
+        features = _features(name, trace) | ({"stepped"} if stepped else set())
+        if name in _EXPONENTIALS and trace.step_size:
+            features |= {"decayed"}
+        if name == "__setitem__" and trace.product and _writes_one(args[1]):
+            features |= {"scanned"}  # one token after the other
         if len({id(one.node) for _, one in signals}) > 1:
-            stepped = name in _SCALINGS and any(one.step_size for _, one in signals)
-            return self._merged(name, args, signals, parents, weights, features | ({"stepped"} if stepped else set()))
+            return self._merged(name, args, signals, parents, weights, features)
         if name in _REDUCTIONS and not factors and _reduces_width(name, args, kwargs, operand):
-            if trace.node is not None and trace.node.kind == "merge" and not trace.node.carries and name == "sum":
+            node = trace.node
+            if name == "sum" and node is not None and node.kind == "merge" and node.order == trace.order and not node.carries:
                 return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
             return self._factor(parents, weights, rooted=name in _ROOTS)
         what: dict[str, Any] = {
@@ -249,7 +254,7 @@ class Propagation:
             features=features,
             product=last.product,
             module=last.module,
-            routed=any(trace.routed for trace in traces),
+            routed=name not in _SUMS and any(trace.routed for trace in traces),
         )
 
     def _product(
@@ -315,6 +320,11 @@ def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:
         like = same or like
     found = channels if channels in like else next(reversed(like), None)
     return None if found is None or found == result.dim() - 1 else found
+
+
+def _writes_one(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, int) and not isinstance(part, bool) for part in parts)
 
 
 def _features(name: str, trace: Trace) -> frozenset[str]:

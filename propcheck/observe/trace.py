@@ -85,15 +85,15 @@ class Branch:
     def sublayer(self) -> Sublayer:
         """Tell what kind of sublayer it is, from what it computed.
 
-        softmax over products of activations: attention; a step size, softplus of something, that scales the input: a
-        state-space model; products of activations without either: linear attention (the delta rule, kernel attention); a
+        softmax over products of activations: attention; a step size, softplus of something, that scales the input and whose
+        exponential is the decay: a state-space model; products of activations without either: linear attention (the delta rule, kernel attention); a
         recurrence, convolution or other mixing of tokens without such products: a state-space model; a choice of experts:
         mixture of experts; else position-wise.
         """
         features = self.features
         if "softmax" in features and "mixed" in features:
             return "attention"
-        if "stepped" in features:
+        if {"stepped", "decayed"} <= features:
             return "ssm"
         if "mixed" in features:
             return "linear_attention"

@@ -60,3 +60,34 @@ def test_every_residual_addition_is_found_and_measured(kind, precision, scans):
     assert run.loss.uniform == pytest.approx(math.log(small_config(kind).vocab_size))
     # What cannot be followed would be said.
     assert not {finding.rule for finding in run.findings} & {"PC101", "PC102", "PC502", "PC503"}
+
+
+# What the sublayers of a layer compute, by reading their code; in the order in which they are first met.
+KINDS = {
+    "llama": ["attention", "mlp"],
+    "gpt2": ["attention", "mlp"],
+    "bert": ["attention", "mlp"],
+    "reformer": ["attention", "mlp"],
+    "cohere": ["attention", "mlp"],
+    "gpt_neox": ["mlp", "attention"],
+    "mixtral": ["attention", "moe"],
+    "gpt_oss": ["attention", "moe"],
+    "deepseek_v3": ["attention", "mlp", "moe"],
+    "deepseek_v4": ["attention", "mlp", "moe"],
+    "mamba": ["ssm"],
+    "mamba2": ["ssm"],
+    "jamba": ["ssm", "mlp", "moe", "attention"],
+    "falcon_h1": ["ssm", "attention", "mlp"],
+    "nemotron_h": ["ssm", "moe", "attention", "mlp"],
+    "qwen3_next": ["linear_attention", "moe", "attention"],
+    "kimi_linear": ["linear_attention", "mlp", "moe", "attention"],
+    "minimax": ["attention", "moe", "linear_attention"],
+    "rwkv": ["ssm", "mlp"],
+    "recurrent_gemma": ["ssm", "mlp", "attention"],
+    "xlstm": ["linear_attention", "mlp"],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_kind_of_a_sublayer_is_what_it_computes(kind, scans):
+    assert list(dict.fromkeys(row.sublayer for row in scans(kind, "fp32").record.sites)) == KINDS[kind]
