@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import pickle
 import re
 import time
 
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from propcheck.build.log import Operation, TensorRef
 from propcheck.build.random import Workers
-from propcheck.build.record import record
+from propcheck.build.record import NotRecordedError, record
 from propcheck.build.replay import Replay
 from propcheck.build.slices import Slicer
 from propcheck.errors import PropcheckError
@@ -131,6 +132,22 @@ def weights_of_a_file():
     return nn.ParameterList([torch.load(FILE)])
 
 
+def formatted():
+    module = nn.Linear(2, 2)
+    f"{module.weight[0, 0]:.3f}"
+    return module
+
+
+def pickled():
+    module = nn.Linear(2, 2)
+    pickle.dumps(module)
+    return module
+
+
+def compressed():
+    return nn.ParameterList([nn.Parameter(torch.eye(3).to_sparse_csr(), requires_grad=False)])
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -141,11 +158,15 @@ def weights_of_a_file():
         (numpy_of_a_weight, r"\.numpy\(\) is not supported"),
         (lazy, "cannot be recorded"),
         (weights_of_a_file, "reads a file of weights"),
+        (formatted, r"unsupported format string"),
+        (pickled, "cannot be recorded"),
+        (compressed, "cannot be recorded"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_line_with_its_place(build, reason):
-    with pytest.raises(PropcheckError, match=reason) as caught:
+    with pytest.raises(NotRecordedError, match=reason) as caught:
         record(build)
+    assert str(caught.value).startswith(caught.value.reason)
     message = str(caught.value)
     assert "\n" not in message
     file, line = re.match(r"(.*?):(\d+): ", message).groups()
@@ -165,6 +186,38 @@ def test_an_error_of_the_code_itself_stays_as_it_is():
 
     with pytest.raises(KeyError, match="hidden_size"):
         record(build)
+
+
+def test_a_tensor_of_the_record_is_known_and_has_its_value():
+    kept = []
+
+    def build():
+        module = nn.Linear(2, 2)
+        kept[:] = [torch.arange(3.0) * 2, torch.randn(4), module.weight.detach()]
+        return module
+
+    recording = record(build)
+    with Workers(1) as workers:
+        replay = Replay(recording, workers)
+        ramp, noise, weight = (replay.value(tensor, name, 0) for tensor, name in zip(kept, "abc", strict=True))
+        assert torch.equal(noise, replay.value(kept[1], "b", 0))
+        assert not torch.equal(noise, replay.value(kept[1], "b", 1))
+        assert torch.equal(weight, replay.materialize(recording.entries[0], 0))
+    assert ramp.tolist() == [0, 2, 4]
+    assert replay.value(kept[0] + 1, "later", 0) is None
+    assert replay.value(torch.ones(3), "real", 0) is None
+
+
+def test_compiled_parts_are_put_back():
+    def build():
+        model = nn.Sequential(torch.compile(nn.Linear(2, 2)), nn.Linear(2, 2))
+        model[1].compile()
+        return torch.compile(model)
+
+    recording = record(build)
+    assert type(recording.model) is nn.Sequential
+    assert [entry.name for entry in recording.entries] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert all(module._compiled_call_impl is None for module in recording.model.modules())
 
 
 def test_torch_is_left_as_it_was():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import plain
 import pytest
 import torch
 import torch.nn.functional as F
@@ -322,3 +323,110 @@ def test_a_unit_without_arguments_is_a_unit_like_others():
             return super().run(x + self.positions())
 
     assert scan(WithPositions, STREAMED).gradients == pytest.approx(by_autograd(WithPositions)[1], rel=5e-6)
+
+
+class HeldInAList(Model):
+    """Parameters that code holds beside their modules: a tied head that is not registered, a penalty in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.tied = [self.tokens.weight]
+        self.values = [self.blocks[1].inner.weight.detach()]
+
+    def forward(self, ids):
+        x = self.run(self.tokens(ids))
+        return x @ self.tied[0].T + x @ self.values[0] @ self.tied[0].mT + self.head(x)
+
+
+def test_parameters_that_are_held_in_a_list_or_a_closure_are_the_models_own():
+    held = []
+
+    def build():
+        model = HeldInAList()
+        held[:] = [model.head.bias, model.blocks[0].inner.weight]
+        return model
+
+    def loss(logits, batch):
+        return plain.cross_entropy(logits, batch) + held[0].square().sum() + held[1].square().sum()
+
+    streamed, resident = scan(build, STREAMED, loss=loss), scan(build, RESIDENT, loss=loss)
+    assert streamed.gradients == resident.gradients
+    value, gradients = by_autograd(build, loss=loss)
+    assert resident.loss == pytest.approx(value, rel=1e-6)
+    assert resident.gradients == pytest.approx(gradients, rel=5e-6)
+
+
+def test_a_view_of_a_weight_that_a_block_keeps_has_its_values():
+    class Keeps(Block):
+        kept = None
+
+        def update(self, x):
+            if self.kept is None:
+                self.kept = self.inner.weight.t()
+            return F.rms_norm(x, (WIDTH,)) @ self.kept + self.inner.bias
+
+    def build():
+        return Model(Keeps, depth=5)
+
+    streamed, resident = scan(build, STREAMED), scan(build, RESIDENT)
+    assert streamed.mode == "streamed"
+    assert streamed.gradients == resident.gradients
+    assert resident.gradients == pytest.approx(by_autograd(build)[1], rel=5e-6)
+
+
+def test_sizes_stay_sizes():
+    class Sized(Model):
+        class Block(Block):
+            def forward(self, x, size):
+                assert isinstance(size, torch.Size)
+                return super().forward(x) * size.numel()
+
+        def __init__(self):
+            super().__init__(self.Block)
+
+        def run(self, x):
+            for block in self.blocks:
+                x = block(x, x.shape)
+            return x
+
+    one = scan(Sized, STREAMED)
+    assert one.mode == "streamed"
+    assert one.gradients == pytest.approx(by_autograd(Sized)[1], rel=5e-6)
+
+
+def test_an_input_that_a_unit_makes_differentiable_itself_is_no_other_units():
+    class Requires(Model):
+        class Block(Block):
+            def forward(self, x):
+                if not x.requires_grad:
+                    x = x.clone()
+                    x.requires_grad = True
+                return super().forward(x)
+
+        def __init__(self):
+            super().__init__(self.Block)
+            self.tokens.requires_grad_(False)
+
+    one = scan(Requires, STREAMED)
+    assert one.mode == "streamed"
+    assert one.gradients == pytest.approx(by_autograd(Requires)[1], rel=5e-6)
+
+
+def test_a_seed_that_the_model_takes_itself_is_the_scans():
+    class Seeds(Model):
+        class Block(Block):
+            def forward(self, x):
+                seed = torch.seed()
+                first = torch.rand(())
+                torch.manual_seed(seed)
+                assert torch.rand(()) == first
+                return super().forward(x) * first
+
+        def __init__(self):
+            super().__init__(self.Block)
+
+    one, again, other = scan(Seeds, STREAMED), scan(Seeds, RESIDENT), scan(Seeds, RESIDENT, seed=1)
+    assert one.loss == again.loss
+    assert one.gradients == again.gradients
+    assert one.loss != other.loss
+    assert torch.seed() != torch.seed()

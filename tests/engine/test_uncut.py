@@ -199,6 +199,11 @@ class StateBetweenCalls(Model):
         return super().run(super().run(x))
 
 
+class Mapped(Model):
+    def run(self, x):
+        return torch.vmap(super().run)(x)
+
+
 class CallsAnother(Model):
     class Block(Block):
         before = ()
@@ -251,6 +256,7 @@ MODELS = {
     ChangedThroughAnotherInput: r"blocks\.0: it changes one of its inputs in place, and another input shares",
     GradientInTheForward: r"blocks\.2: it is differentiated by the model itself",
     StateBetweenCalls: r"blocks\.0: it uses a tensor that has a gradient",
+    Mapped: r"blocks\.0: it is called within a transform of torch\.func",
     CallsAnother: r"blocks\.2: it uses a tensor that has a gradient",
     CatchesAll: r"blocks\.1: it uses a tensor that has a gradient",
     GivesMaskAGradient: r"blocks\.0: it gives an input a gradient",
@@ -343,3 +349,69 @@ def test_an_error_of_the_model_is_its_own():
 
     with pytest.raises(KeyError, match="theirs"):
         scan(Broken, RESIDENT)
+
+
+def test_a_cache_of_the_first_call_is_no_part_of_the_second():
+    """The same output comes of it, and a gradient that goes nowhere."""
+
+    class Caches(Model):
+        class Block(Block):
+            def forward(self, x):
+                if not hasattr(self, "cache"):
+                    self.cache = self.update(x)
+                return x + self.cache
+
+        def __init__(self):
+            super().__init__(self.Block)
+
+    resident = scan(Caches, RESIDENT)
+    assert resident.notes == ()
+    assert resident.gradients == pytest.approx(by_autograd(Caches)[1], rel=5e-6)
+    with pytest.raises(PropcheckError, match=r"blocks\.\d: it computed again .*another output|blocks\.\d: it uses a tensor"):
+        scan(Caches, STREAMED)
+
+
+def test_what_fails_when_it_is_computed_again_is_refused():
+    class Grows(Model):
+        class Block(Block):
+            def forward(self, x):
+                self.past = [*getattr(self, "past", []), x.detach()]
+                return super().forward(x) + torch.cat(self.past)[: len(x)] * len(self.past) * torch.ones(
+                    2 // len(self.past), 1, 1
+                )
+
+        def __init__(self):
+            super().__init__(self.Block)
+
+    assert scan(Grows, RESIDENT).gradients == pytest.approx(by_autograd(Grows)[1], rel=5e-6)
+    with pytest.raises(PropcheckError, match=r"blocks\.2: it (fails when|computed again)"):
+        scan(Grows, STREAMED)
+
+
+def test_parts_that_a_function_computes_again_beside_the_call_are_not_lost():
+    class PartsAgain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, block, x):
+            ctx.block = block
+            ctx.save_for_backward(x)
+            return block(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                y = x + ctx.block.update(x)
+            torch.autograd.backward(y, grad)
+            return None, x.grad
+
+    class Reformer(Model):
+        def run(self, x):
+            for block in self.blocks:
+                x = PartsAgain.apply(block, x)
+            return x
+
+    whole = scan(Reformer, RESIDENT)
+    assert re.match(r"blocks\.0: it is differentiated beside its calls", whole.notes[0])
+    assert whole.gradients == pytest.approx(by_autograd(Reformer)[1], rel=5e-6)
+    with pytest.raises(PropcheckError, match=r"blocks\.0: it is differentiated beside its calls"):
+        scan(Reformer, STREAMED)
