@@ -16,6 +16,7 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "sublayer": "Kind of sublayer that made the update: attention, linear_attention, ssm, mlp, moe or other.",
         "module": "Path of the module that made the update.",
         "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; null where it could not be told.",
+        "continues": "The site whose sum this one's stream is; null where a stream begins.",
         "stream_dtype": "Dtype of the stream operand of the addition.",
         "update_dtype": "Dtype of the update operand of the addition.",
         "stream_norm": "Norm of the stream: root of the mean over tokens of the squared L2 norm.",

@@ -71,6 +71,23 @@ def profile(run: Run, seed: int | None = None) -> Profile:
     return Profile(sites, tuple(units), "block")
 
 
+def streams(run: Run, seed: int | None = None) -> list[Profile]:
+    """Arrange each stream of a run by itself: encoder and decoder, stages of a vision model, halves of a reversible one.
+
+    Runs that do not say which sum a site continues (from before that was recorded) have one.
+    """
+    first: dict[int, int] = {}  # by site: the site at which its stream begins
+    for record in run.sites:
+        if record.site not in first:
+            first[record.site] = record.site if record.continues is None else first.get(record.continues, record.continues)
+    if all(record.continues is None for record in run.sites):
+        first = dict.fromkeys(first, 0)
+    begins = sorted(set(first.values()))
+    return [
+        profile(dataclasses.replace(run, sites=tuple(r for r in run.sites if first[r.site] == begin)), seed) for begin in begins
+    ]
+
+
 def _median_record(records: Sequence[SiteRecord]) -> SiteRecord:
     if len(records) == 1:
         return records[0]

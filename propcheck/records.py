@@ -28,6 +28,7 @@ class SiteRecord:
     sublayer: Sublayer
     module: str | None
     placement: str | None
+    continues: int | None = None
     stream_dtype: str | None = None
     update_dtype: str | None = None
     stream_norm: float | None = None

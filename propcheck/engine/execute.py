@@ -140,7 +140,7 @@ def _run(
         realiser=built.realiser,
         seed=seed,
         resident=chosen.resident,
-        progress=_meter(units, blocks, progress),
+        progress=_meter(units, len(blocks), progress),
         entries=entries,
         names=names,
         units=units,
@@ -150,7 +150,7 @@ def _run(
     follower.on_use = conductor.use
     with ExitStack() as stack:
         stack.enter_context(plain_checkpoints())
-        for handle in follower.watch(model):
+        for handle in follower.watch(model, blocks):
             stack.callback(handle.remove)
         for unit in units:
             forward = unit.module.forward
@@ -176,7 +176,7 @@ def _run(
         class_name=type(model).__name__,
         mode=chosen.mode,
         largest_unit=max(((unit.path, unit.nbytes) for unit in units), key=lambda unit: unit[1], default=("", 0)),
-        blocks=blocks,
+        blocks=len(blocks),
         entries=recording.entries,
         block_of={entry.name: unit.block for unit in units for entry in unit.entries},
         init_calls={entry.name: built.replay.init_calls(entry) for entry in recording.entries},

@@ -37,8 +37,8 @@ class Unit:
 
 def divide(
     model: nn.Module, entries: Sequence[Entry], names: str | Sequence[str] | None = None
-) -> tuple[list[Unit], tuple[Entry, ...], int]:
-    """Return the units of ``model`` in order, the entries that belong to none (always in memory), and the number of blocks.
+) -> tuple[list[Unit], tuple[Entry, ...], dict[str, int]]:
+    """Return the units of ``model`` in order, the entries that belong to none (always in memory), and the blocks' numbers.
 
     Buffers belong to no unit: they are small, and code may update them in the forward pass. A block that cannot be called
     (a list of its parts) is divided into its parts. ``names`` are those of the blocks, where the target says them.
@@ -60,7 +60,11 @@ def divide(
         if own:
             units.append(Unit(path, module, own, numbers.get(path), frozenset(entry.name for entry in own)))
             owned |= units[-1].names
-    return units, tuple(entry for entry in entries if entry.name not in owned), len(blocks)
+    return (
+        units,
+        tuple(entry for entry in entries if entry.name not in owned),
+        {path: number for number, (path, _) in enumerate(blocks)},
+    )
 
 
 def _parts(module: nn.Module, path: str, above: set[str], seen: set[int]) -> list[tuple[str, nn.Module]]:

@@ -9,10 +9,11 @@ it read and the joint sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck.observe.trace import Branch, Node, Path, Trace, branch, carried, carried_since_addition, path
+from propcheck.observe.branch import Branch, Path, ancestors, branch, path
+from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,41 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from propcheck.observe.statistics import AdditionStatistics
-
-
-@dataclass(slots=True)
-class Update:
-    """One update of an addition: what was added, and what was measured."""
-
-    trace: Trace
-    dtype: torch.dtype
-    statistics: AdditionStatistics
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Addition:
-    """One addition that may be residual; tensors are 0-d and still on the device."""
-
-    block: int | None
-    stream: Trace
-    shape: tuple[int, ...]  # with the channels last
-    stream_dtype: torch.dtype
-    updates: list[Update] = field(default_factory=list)
-    node: Node | None = None  # the sum
-    operand_node: Node | None = None  # of the stream as it was added to
-    channels: int | None = None  # which dimension they are, if not the last
-    base: Node | None = None  # what the branches read; None if that is not the stream
-    before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
-    enclosed: bool = False  # it lies on the way to another one's update
-    touched: bool = False  # and was used after that
-    inner: bool = False  # it is part of another one's branch, and no site:
-    settled: bool = False  # that is known at the end
-    gradients: dict[str, Tensor] = field(default_factory=dict)  # by "stream", "update", "sum"
-
-    @property
-    def first(self) -> Addition:
-        """The first addition of the same stream."""
-        return self if self.before is None else self.before.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +56,7 @@ def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]]
     # A stream, the older one as a rule, and something that was computed from it.
     for stream, update in pairs:
         for base in carried_since_addition(stream.node):
-            if base not in carried(_node(update), base.order) and (found := path(update, base)).multiplies:
+            if base not in contained(_node(update), base.order) and (found := path(update, base)).multiplies:
                 return _closed(stream, update, base, (first, second), found, parts, block)
     # A stream, and something that was computed from what it was before its last additions, or from something else.
     for stream, update in pairs:
@@ -102,6 +68,8 @@ def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]]
             or update.node in carried(_node(stream))
         ):
             continue
+        if last.updates and last.updates[-1].trace.product == update.product:
+            continue  # another part of the update that was added last
         before = last.first
         if before.base is not None and last.node is stream.node and not _node(stream).read:
             found = path(update, before.base)
@@ -133,7 +101,7 @@ def _closed(
         updates, branches = (update,), [branch(stream, update, found, base)]
     for one in branches:
         # A branch lies in one block; what spans several is a stream of its own, within a longer skip.
-        if all(inner.block == block for inner in one.inner):
+        if all(inner.block in (block, None) for inner in one.inner):
             for inner in one.inner - {before}:
                 inner.enclosed, inner.touched = True, False
     return Residual(update is operands[1], stream, updates, operands, base, before)
@@ -180,6 +148,7 @@ class Site:
     update_dtype: torch.dtype
     statistics: AdditionStatistics
     gradients: dict[str, Tensor]
+    continues: int | None  # the site whose sum the stream is; None where the stream begins
     followed: bool  # another addition continues the stream
     normed: bool  # the sum passed a norm before the stream was read again
 
@@ -206,11 +175,13 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
         # layer beside the stream.
         one.inner = one.enclosed and (not one.touched or (bool(after) and all(other.inner for other in after)))
     for chain in _chains(additions):
-        nodes = [one.node for one in chain if one.node is not None]
-        # A stream is read through weights; the keys of an attention are not.
+        nodes = {one.node for one in chain if one.node is not None}
+        # A stream is read through weights; the keys of an attention, on the way to another update, are not.
         if any(node.read for node in nodes) and not any(node.weighed for node in nodes):
-            for one in chain:
-                one.inner = True
+            later = [one for one in additions if one not in chain and one.updates]
+            if any(nodes & ancestors(update.trace) for one in later for update in one.updates):
+                for one in chain:
+                    one.inner = True
     for one in additions:
         one.settled = True
         if used is not None and one.node not in used:  # the last state of a recurrence
@@ -240,6 +211,8 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
         if previous is not None:
             following.setdefault(previous, []).append(one)
     last: dict[Addition, Addition] = {one.first: one for one in kept}  # of a parallel block
+    numbers: dict[Addition, int] = {}  # of the last site of each
+    before: dict[Addition, Addition | None] = {one: last_addition(one.first.stream.node, kept=True) for one in kept}
     for one in kept:
         whole = last[one.first]
         after = following.get(whole, [])
@@ -262,10 +235,12 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
                     update_dtype=update.dtype,
                     statistics=update.statistics,
                     gradients=dict(gradients),
+                    continues=numbers.get(previous) if (previous := before[one]) is not None else None,
                     followed=bool(after),
                     normed=normed,
                 )
             )
+        numbers[one] = len(found) - 1
     return found
 
 

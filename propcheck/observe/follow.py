@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,33 +16,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from propcheck.observe.additions import Addition, Residual, Site, Update, residual, settle, sites
-from propcheck.observe.gradients import Ledger, MeasuredEmbedding, MeasuredLinear, worth_factoring
+from propcheck.observe.additions import Residual, Site, residual, settle, sites
+from propcheck.observe.branch import ancestors
+from propcheck.observe.functions import FUSED, SILENT
 from propcheck.observe.padding import padding_masks, real_positions
 from propcheck.observe.parts import before_sum, carry, keep, parts_of
-from propcheck.observe.propagate import ADDITIONS, SILENT, Propagation, tensors_in
+from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
-from propcheck.observe.trace import ancestors, mark, signal_of, trace_of
+from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
+from propcheck.observe.trace import Addition, Update, mark, signal_of, trace_of
+from propcheck.observe.weights import run_embedding, run_linear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """One addition as it was called: its operands, and the factor that torch.add multiplies the second one by."""
-
-    first: Tensor
-    second: Tensor
-    alpha: float
-    in_place: bool  # the first operand is overwritten
-
-    def stream_and_update(self, *, stream_is_first: bool) -> tuple[Tensor, Tensor]:
-        return (self.first, self.second) if stream_is_first else (self.second, self.first)
-
-    def scaled(self, *, stream_is_first: bool) -> str | None:
-        """Which of the two is multiplied by alpha."""
-        return None if self.alpha == 1 else "update" if stream_is_first else "stream"
+    from propcheck.observe.gradients import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +68,7 @@ class Follower(TorchFunctionMode):
         self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
         self._kept: list[_Kept] = []  # of one stream
         self._sites: list[Site] | None = None
-        self._modules: list[tuple[str, int]] = []  # being run: path, and the number of products at the entry
+        self._modules: list[tuple[str, int, int | None]] = []  # being run: path, number of products at the entry, block
 
     @property
     def roles(self) -> dict[str, str]:
@@ -117,25 +106,31 @@ class Follower(TorchFunctionMode):
         settle([self._additions[number][0] for number in sorted(self._additions)], used)
         self.measure = False  # modules that run in the backward pass run again
 
-    def watch(self, model: nn.Module) -> list[Any]:
-        """Register hooks on every module of ``model``, to know where an operation happens; return their handles."""
+    def watch(self, model: nn.Module, blocks: Mapping[str, int] = MappingProxyType({})) -> list[Any]:
+        """Register hooks on every module of ``model``, to know where an operation happens; return their handles.
+
+        ``blocks`` are the numbers of the blocks by their paths.
+        """
         handles: list[Any] = []
         for path, module in model.named_modules():
             if path:
-                handles.append(module.register_forward_pre_hook(self._entering(path)))
+                parts = path.split(".")
+                around = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+                block = next((blocks[one] for one in around if one in blocks), None)
+                handles.append(module.register_forward_pre_hook(self._entering(path, block)))
                 handles.append(module.register_forward_hook(self._leaving(path), with_kwargs=True, always_call=True))
         return handles
 
-    def _entering(self, path: str) -> Callable[..., None]:
+    def _entering(self, path: str, block: int | None) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any) -> None:
-            self._modules.append((path, self._propagation.products))
+            self._modules.append((path, self._propagation.products, block))
             self._propagation.module = path
 
         return hook
 
     def _leaving(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            _, products = self._modules.pop()
+            _, products, _ = self._modules.pop()
             self._propagation.module = self._modules[-1][0] if self._modules else None
             if not self.measure:
                 return
@@ -180,54 +175,25 @@ class Follower(TorchFunctionMode):
             if parameter is not None and name not in ("__get__", "__set__"):  # an attribute, not the value
                 self.on_use(parameter, name)
         if name == "embedding":
-            return self._embedding(func, args, kwargs)
-        if name in ADDITIONS and (found := _sum(name, args, kwargs)) is not None:
+            vectors, weight = run_embedding(func, args, kwargs, self._names, self.ledger)
+            if self.measure:
+                self._propagation.looked_up(vectors, weight)
+            return vectors
+        found = sum_of(name, args, kwargs) or fused_sum(name, args, kwargs, self._propagation if self.measure else None)
+        if found is not None:
             return self._addition(func, args, kwargs, found)
-        result = self._linear(func, args, kwargs) if name == "linear" else func(*args, **kwargs)
+        linear = name == "linear"
+        result = run_linear(func, args, kwargs, self._names, self.ledger) if linear else func(*args, **kwargs)
         if self.measure and name not in SILENT:
-            if name in _FUSED and self._modules:
+            if name in FUSED and self._modules:
                 self._unobserved.setdefault(self._modules[-1][0], f"it runs as one fused function ({name})")
             self._propagation.follow(name, args, kwargs, result)
             carry(func, name, args, kwargs, result)
         return result
 
-    # ------------------------------------------------------------------ weights
-
-    def _linear(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        x, weight, bias = _bound(("input", "weight", "bias"), args, kwargs)
-        name = self._names.get(id(weight))
-        autocast = torch.is_autocast_enabled(x.device.type)
-        plain = (
-            name is None
-            or not _is_differentiated(weight)
-            or not worth_factoring(x, weight)
-            or (x.dtype == torch.float64 if autocast else x.dtype != weight.dtype)
-        )
-        if plain:
-            unchanged: Tensor = func(*args, **kwargs)
-            return unchanged
-        if autocast:
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-        result: Tensor = MeasuredLinear.apply(x, weight, bias, self.ledger, name)
-        return result
-
-    def _embedding(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        keys = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-        numbers, weight, padding, max_norm, _, by_frequency, _ = _bound(keys, args, kwargs)
-        name = self._names.get(id(weight))
-        result: Tensor
-        if name is not None and _is_differentiated(weight) and max_norm is None and not by_frequency:
-            result = MeasuredEmbedding.apply(numbers, weight, padding, self.ledger, name)
-        else:
-            result = func(*args, **kwargs)
-        if self.measure:
-            self._propagation.looked_up(result, weight)
-        return result
-
     # ------------------------------------------------------------------ sites
 
-    def _addition(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: _Sum) -> Tensor:
+    def _addition(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sum) -> Tensor:
         """Measure one addition, if it may be residual: before it happens, since it may be in place, and after."""
         number = self.next_site
         self.next_site += 1
@@ -246,11 +212,7 @@ class Follower(TorchFunctionMode):
         addition, stream_is_first = known
         stream, update = found.stream_and_update(stream_is_first=stream_is_first)
         scaled = found.scaled(stream_is_first=stream_is_first)
-        # Columns whose gradient is the sum's: of alpha times an operand, which is nowhere in memory, and of an update
-        # that is a view and is overwritten by the sum, where autograd leaves no place for a hook.
-        as_sum = ["sum"] if scaled is None else ["sum", scaled]
-        if found.in_place and found.first is update and update._is_view() and "update" not in as_sum:  # noqa: SLF001
-            as_sum.append("update")
+        as_sum = ["sum", *found.without_gradient(stream_is_first=stream_is_first)]
         watched = self.differentiate and not (addition.inner and not self.measure)
         if watched:
             for column, operand in (("stream", stream), ("update", update)):
@@ -258,19 +220,19 @@ class Follower(TorchFunctionMode):
                     self._take_gradient(operand, addition, column)
         if how is not None:
             factors = {one: found.alpha if one == scaled else 1 for one in ("stream", "update")}
-            kept = _kept(stream, factors["stream"], copied=found.in_place)
+            own = kept(stream, factors["stream"], copied=found.in_place)
             # A scaled sum of updates is one update.
             pieces = parts_of(update) if len(how.updates) > 1 else ((update, None),)
-            updates = tuple(_kept(one, factors["update"], copied=found.in_place).expand_as(stream) for one, _ in pieces)
+            updates = tuple(kept(one, factors["update"], copied=found.in_place).expand_as(stream) for one, _ in pieces)
         result: Tensor = func(*args, **kwargs)
         if how is not None:
-            self._record(addition, how, kept, (updates, update.dtype), result, number)
+            self._record(addition, how, own, (updates, update.dtype), result, number)
         if watched:
             for column in as_sum:
                 self._take_gradient(result, addition, column)
         return result
 
-    def _decide(self, found: _Sum) -> Residual | None:
+    def _decide(self, found: Sum) -> Residual | None:
         first, second = signal_of(found.first), signal_of(found.second)
         if first is None or second is None:
             return None
@@ -282,13 +244,17 @@ class Follower(TorchFunctionMode):
             for tensor, trace in ((found.first, first), (found.second, second))
             if parts_of(tensor)
         }
-        how = residual(first, second, parts, self.block)
+        how = residual(first, second, parts, self._block())
         if how is None:
             return None
         stream, update = found.stream_and_update(stream_is_first=how.stream_is_first)
         return how if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
 
-    def _new(self, found: _Sum, how: Residual) -> Addition:
+    def _block(self) -> int | None:
+        """Return the number of the block that runs: of the unit, or of the innermost module in a block that is a list."""
+        return self._modules[-1][2] if self.block is None and self._modules else self.block
+
+    def _new(self, found: Sum, how: Residual) -> Addition:
         stream, _ = found.stream_and_update(stream_is_first=how.stream_is_first)
         trace = signal_of(stream)
         assert trace is not None
@@ -298,8 +264,8 @@ class Follower(TorchFunctionMode):
             trace = how.before.stream
         self._sites = None
         channels = next((one.channels for one in how.operands if one.channels is not None), None)
-        shape = tuple(_channels_last(stream, channels).shape)
-        return Addition(self.block, trace, shape, stream.dtype, base=how.base, channels=channels)
+        shape = tuple(channels_last(stream, channels).shape)
+        return Addition(self._block(), trace, shape, stream.dtype, base=how.base, channels=channels)
 
     def _record(
         self,
@@ -312,13 +278,13 @@ class Follower(TorchFunctionMode):
     ) -> None:
         """Measure an addition that happened, and mark its result."""
         updates, dtype = update
-        kept = _Kept(addition, (stream, _version(stream)), tuple((one, _version(one)) for one in updates))
+        this = _Kept(addition, (stream, version(stream)), tuple((one, version(one)) for one in updates))
         group = self._group(how.before) if how.before is not None else []
         if group:
             addition.before = how.before
-        together = [*group, kept]
+        together = [*group, this]
         operands = [together[0].stream[0], result, *(one for member in together for one, _ in member.updates)]
-        found, total, *values = (self._real(_channels_last(one, addition.channels)) for one in operands)
+        found, total, *values = (self._real(channels_last(one, addition.channels)) for one in operands)
         if len(values) == 1:
             measured = [addition_statistics(found, values[0], total)]
         else:
@@ -345,6 +311,7 @@ class Follower(TorchFunctionMode):
         )
         assert trace.node is not None
         trace.node.addition = addition
+        trace.node.update = how.operands[how.stream_is_first].node
         addition.node, addition.operand_node = trace.node, stream_node
         mark(result, trace)
         keep(result, ())
@@ -354,16 +321,16 @@ class Follower(TorchFunctionMode):
         if not self._kept or self._kept[-1].addition is not before:
             return []
         tensors = [pair for member in self._kept for pair in (member.stream, *member.updates)]
-        return self._kept if all(_version(tensor) == version for tensor, version in tensors) else []
+        return self._kept if all(version(tensor) == seen for tensor, seen in tensors) else []
 
     def _take_gradient(self, tensor: Tensor, addition: Addition, column: str) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
         if not tensor.requires_grad:
             return
-        version, slots = tensor.__dict__.get(_SLOTS, (None, []))
-        if version != tensor._version:  # noqa: SLF001 - a tensor that was changed in place is another one to autograd
+        seen, slots = tensor.__dict__.get(_SLOTS, (None, []))
+        if seen != version(tensor):  # a tensor that was changed in place is another one to autograd
             slots = []
-            tensor.__dict__[_SLOTS] = (tensor._version, slots)  # noqa: SLF001
+            tensor.__dict__[_SLOTS] = (version(tensor), slots)
 
             def hook(gradient: Tensor) -> None:
                 wanted = [(one, name) for one, name in slots if not one.inner]
@@ -377,56 +344,3 @@ class Follower(TorchFunctionMode):
 
 
 _SLOTS = "_propcheck_slots"
-# Whole layers that torch runs as one function.
-_FUSED = {"_transformer_encoder_layer_fwd", "_native_multi_head_attention"}
-
-
-def _sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sum | None:
-    """Return an addition of two floating-point tensors, one of which has the shape of the sum; None for any other."""
-    first, second = _bound(("input", "other"), args, kwargs)
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not _is_wide(first, second):
-        return None
-    if not (first.is_floating_point() and second.is_floating_point()):
-        return None
-    return _Sum(first, second, kwargs.get("alpha", 1), name in ("add_", "__iadd__"))
-
-
-def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; those of inference mode do not count it."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
-
-
-def _channels_last(tensor: Tensor, channels: int | None) -> Tensor:
-    return tensor if channels is None else tensor.movedim(channels, -1)
-
-
-def _is_wide(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have one shape, or the smaller one is repeated along leading dimensions of the other."""
-    if first.shape == second.shape:
-        return True
-    small, large = sorted((first.shape, second.shape), key=lambda shape: (shape.numel(), len(shape)))
-    same = [a == b for a, b in zip(reversed(small), reversed(large), strict=False)]
-    return len(small) > 1 and same[0] and all(one or size == 1 for one, size in zip(same, reversed(small), strict=True))
-
-
-def _kept(operand: Tensor, factor: float, *, copied: bool) -> Tensor:
-    """Return what is added, for measuring it after the addition, which may overwrite it."""
-    if factor != 1:
-        return operand.detach().double() * factor
-    return operand.detach().clone() if copied else operand.detach()
-
-
-def _is_differentiated(weight: Tensor) -> bool:
-    """Whether autograd will ask for the gradient of ``weight`` in the usual way.
-
-    Non-reentrant checkpointing runs its part again outside of the follower, and expects the very tensors to be saved that
-    plain code saves; it shows by its hooks on saved tensors.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-    transformed = torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - torch.func, with a way of its own
-    return weight.requires_grad and torch.is_grad_enabled() and not transformed and hooks is None
-
-
-def _bound(keys: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments in the order of ``keys``, None for those not given."""
-    return tuple(args[index] if index < len(args) else kwargs.get(key) for index, key in enumerate(keys))

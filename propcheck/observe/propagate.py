@@ -8,65 +8,35 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from propcheck.observe.functions import (
+    ADDITIONS,
+    AS,
+    ATTENTIONS,
+    COLLECTIONS,
+    CONVOLUTIONS,
+    DIFFERENCES,
+    EXPONENTIALS,
+    NORMS,
+    POOLS,
+    PRODUCTS,
+    RECURRENCES,
+    REDUCTIONS,
+    ROOTS,
+    ROUTERS,
+    SCALINGS,
+    SCANS,
+    SOFTMAXES,
+    SUMS,
+    TRANSFORMS,
+    UNBIASED,
+    VIEWS,
+)
 from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments
 from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, mark, signal_of, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# By the name of the torch function, whatever object it is called on.
-_CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
-_ATTENTIONS = {"scaled_dot_product_attention", "multi_head_attention_forward"}
-_RECURRENCES = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
-# Mixing of positions by fixed weights.
-_TRANSFORMS = {
-    "fft_fft", "fft_ifft", "fft_fft2", "fft_ifft2", "fft_fftn", "fft_ifftn", "fft_rfft", "fft_irfft", "fft_rfft2", "fft_irfft2",
-    "fft_rfftn", "fft_irfftn",
-}  # fmt: skip
-_POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
-_PRODUCTS = _CONVOLUTIONS | _ATTENTIONS | _RECURRENCES | _TRANSFORMS | _POOLS | {
-    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmm_", "baddbmm", "addbmm", "addmv",
-    "_grouped_mm", "grouped_mm", "_scaled_mm", "einsum", "tensordot", "bilinear", "chain_matmul",
-    "linalg_multi_dot", "solve_triangular", "linalg_solve_triangular",
-}  # fmt: skip
-# Products whose one-dimensional parameters are vectors to multiply with, not biases.
-_UNBIASED = {"matmul", "__matmul__", "__rmatmul__", "mv", "einsum", "tensordot"}
-_SOFTMAXES = {"softmax", "log_softmax", "_softmax", "logsumexp"}
-_SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax"} | _RECURRENCES
-_ROUTERS = {"topk", "index_add", "index_add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "one_hot"}
-_NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize", "native_layer_norm"}
-# Reductions, with the position of the argument that says over which dimensions.
-_REDUCTIONS = {
-    "mean": 1, "sum": 1, "var": 1, "std": 1, "var_mean": 1, "std_mean": 1, "norm": 2, "vector_norm": 2, "linalg_norm": 2,
-    "linalg_vector_norm": 2,
-}  # fmt: skip
-_ROOTS = {"rsqrt", "rsqrt_", "sqrt", "sqrt_", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm", "std", "std_mean"}
-_SCALINGS = {
-    "mul", "mul_", "multiply", "multiply_", "div", "div_", "divide", "divide_", "true_divide", "true_divide_",
-}  # fmt: skip
-# What takes its second operand away, and what puts its operands side by side.
-_DIFFERENCES = {"sub", "sub_", "subtract", "subtract_", "__sub__", "__isub__", "rsub", "__rsub__"}
-_COLLECTIONS = {
-    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "where", "__setitem__", "index_put", "index_put_",
-    "index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_", "scatter_add", "scatter_add_",
-    "masked_scatter", "masked_scatter_", "copy_", "lerp",
-}  # fmt: skip
-# What gives another view of the same memory, as __get__ does for x.T.
-_VIEWS = {
-    "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "view", "reshape", "flatten", "unflatten",
-    "unsqueeze", "squeeze", "__get__", "__getitem__", "t", "chunk", "split", "narrow", "unbind", "select",
-}  # fmt: skip
-# Of whose second operand only the shape or the dtype counts.
-_AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
-_EXPONENTIALS = {"exp", "exp_", "exp2", "expm1"}
-ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
-_SUMS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_"}
-# Results that carry no signal.
-SILENT = {
-    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_empty", "new_ones",
-    "new_full",
-}  # fmt: skip
 
 
 class Propagation:
@@ -92,10 +62,17 @@ class Propagation:
         self._steps += 1
         return Trace("signal", self._steps, **what)
 
-    def begin(self, kind: Literal["root", "product", "sum", "merge"], *, carries: tuple[Node, ...] = (), **what: Any) -> Trace:
+    def begin(
+        self,
+        kind: Literal["root", "product", "sum", "merge"],
+        *,
+        carries: tuple[Node, ...] = (),
+        factors: tuple[Trace, ...] = (),
+        **what: Any,
+    ) -> Trace:
         """Return the first step of a new node."""
         self._steps += 1
-        return Trace("signal", self._steps, Node(self._steps, kind, carries), **what)
+        return Trace("signal", self._steps, Node(self._steps, kind, carries, factors=factors), **what)
 
     def looked_up(self, result: Tensor, weight: Any) -> None:
         """Mark the result of an embedding."""
@@ -110,7 +87,7 @@ class Propagation:
             result = args[0]
         if not isinstance(result, Tensor | tuple | list) or isinstance(result, torch.Size):
             return
-        operands = tensors_in(args[:1] if name in _AS else (*args, *kwargs.values()))
+        operands = tensors_in(args[:1] if name in AS else (*args, *kwargs.values()))
         # What each operand brings of parameters: itself, or those that it was computed from.
         brought: list[tuple[Tensor, frozenset[str]]] = []
         signals: list[tuple[Tensor, Trace]] = []
@@ -138,10 +115,14 @@ class Propagation:
         if signals:
             trace = self._of_signals(name, args, kwargs, signals, factors, brought, weights)
         elif factors:  # eps added, a root taken
-            rooted = factors[0].rooted or name in _ROOTS or (name == "pow" and _is_root(args[-1]))
+            rooted = factors[0].rooted or name in ROOTS or (name == "pow" and _is_root(args[-1]))
             trace = self._factor(tuple(factors), weights, rooted=rooted)
-        elif weights and unknown and name in _PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
-            trace = self._product(name, [], weights, begins="root")
+        elif weights and unknown and name in PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
+            begun = self.begin("root")  # zeros to start from, noise, positions
+            made = [one for one in operands if trace_of(one) is None and id(one) not in self._names]
+            for one in made:
+                mark(one, begun)
+            trace = self._product(name, [(one, begun) for one in made[:1]], weights, parents=(begun,))
         elif weights:
             trace = Trace("weight", 0, parameters=weights)
         else:
@@ -175,33 +156,35 @@ class Propagation:
                 one.node.addition.touched = True
         # Indices and masks say where, not what.
         signals = [one for one in signals if one[0].is_floating_point()] or signals
-        normalises = name in _NORMS or (name in _SCALINGS and any(factor.rooted for factor in factors))
+        normalises = name in NORMS or (name in SCALINGS and any(factor.rooted for factor in factors))
         ungained = any(trace.ungained for _, trace in signals)
         for tensor, names in brought:
             for parameter in names:
                 self.roles.setdefault(parameter, _role(name, kwargs, tensor, normalises=normalises, ungained=ungained))
-        if name in _PRODUCTS:
+        if name in PRODUCTS:
             streams = _mixed_streams(name, args, signals)
             if not streams:
-                return self._product(name, signals, weights, parents=parents)
+                kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
+                pointwise = name in CONVOLUTIONS and isinstance(kernel, Tensor) and kernel.shape[2:].numel() == 1
+                return self._product(name, signals, weights, parents=parents, pointwise=pointwise)
             return self._merged("stack", args, streams, parents, weights, frozenset())
-        stepped = name in _SCALINGS and len(signals) > 1 and any(one.step_size for _, one in signals)
-        if name in _SCALINGS and len(signals) > 1:
+        stepped = name in SCALINGS and len(signals) > 1 and any(one.step_size for _, one in signals)
+        if name in SCALINGS and len(signals) > 1:
             # A gate or a weight for each token scales what it is multiplied with.
             signals = [one for one in signals if one[0].dim() and one[0].shape[-1] != 1] or signals
         operand, trace = max(signals, key=lambda one: one[1].product)
         features = _features(name, trace) | ({"stepped"} if stepped else set())
-        if name in _EXPONENTIALS and trace.step_size:
+        if name in EXPONENTIALS and trace.step_size:
             features |= {"decayed"}
         if name == "__setitem__" and trace.product and _writes_one(args[1]):
             features |= {"scanned"}  # one token after the other
         if len({id(one.node) for _, one in signals}) > 1:
             return self._merged(name, args, signals, parents, weights, features)
-        if name in _REDUCTIONS and not factors and _reduces_width(name, args, kwargs, operand):
+        if name in REDUCTIONS and not factors and _reduces_width(name, args, kwargs, operand):
             node = trace.node
             if name == "sum" and node is not None and node.kind == "merge" and node.order == trace.order and not node.carries:
                 return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
-            return self._factor(parents, weights, rooted=name in _ROOTS)
+            return self._factor(parents, weights, rooted=name in ROOTS)
         what: dict[str, Any] = {
             "node": trace.node,
             "parents": parents,
@@ -212,12 +195,12 @@ class Propagation:
             "ungained": ungained,
             "product": trace.product,
             "module": trace.module,
-            "routed": trace.routed or name in _ROUTERS,
-            "step_size": name == "softplus" or (trace.step_size and name not in _EXPONENTIALS),
+            "routed": trace.routed or name in ROUTERS,
+            "step_size": name == "softplus" or (trace.step_size and name not in EXPONENTIALS),
         }
         if normalises:
             what |= {"norm": self._normalised(trace, operand), "ungained": not weights}
-        elif name in _SCALINGS:
+        elif name in SCALINGS:
             what["scalings"] += any(_is_number(value) for value in args if value is not operand)
             what["ungained"] = ungained and not weights
         return self.step(**what)
@@ -237,24 +220,25 @@ class Propagation:
     ) -> Trace:
         """Return what is known of several nodes together: their sum or collection carries them, their product does not."""
         traces = [trace for _, trace in signals]
-        if name in _DIFFERENCES:  # the subtrahend is taken away, not carried
+        if name in DIFFERENCES:  # the subtrahend is taken away, not carried
             minuend = args[0] if name not in ("rsub", "__rsub__") else args[1]
             kept = [trace for tensor, trace in signals if tensor is minuend]
         else:
-            kept = traces if name in ADDITIONS | _COLLECTIONS else []
-        if name in _SUMS and not all(_is_stream(trace.node) for trace in traces):
+            kept = traces if name in ADDITIONS | COLLECTIONS else []
+        if name in SUMS and not all(_is_stream(trace.node) for trace in traces):
             # Beside what was computed from it, a normed copy of the stream is read, not handed on.
             kept = [trace for trace in kept if trace.norm is None]
         last = max(traces, key=lambda trace: trace.product)
         return self.begin(
             "merge",
             carries=tuple({id(trace.node): trace.node for trace in kept if trace.node is not None}.values()),
+            factors=tuple(traces) if name in SCALINGS else (),
             parents=parents,
             parameters=weights,
             features=features,
             product=last.product,
             module=last.module,
-            routed=name not in _SUMS and any(trace.routed for trace in traces),
+            routed=name not in SUMS and any(trace.routed for trace in traces),
         )
 
     def _product(
@@ -264,27 +248,27 @@ class Propagation:
         weights: frozenset[str],
         *,
         parents: tuple[Trace, ...] = (),
-        begins: Literal["root", "product"] = "product",
+        pointwise: bool = False,
     ) -> Trace:
         self.products += 1
         for _, trace in signals:
-            for node in carried_since_addition(trace.node):
+            for node in _read(trace):
                 node.read = True
                 node.weighed |= bool(weights)
         features = {"product"}
         if weights:
             features.add("weighed")
-        if name in _CONVOLUTIONS | _TRANSFORMS | _POOLS:
+        if name in CONVOLUTIONS | TRANSFORMS | POOLS and not pointwise:
             features.add("convolved")
-        if name in _RECURRENCES:
+        if name in RECURRENCES:
             features.add("scanned")
-        elif name in _ATTENTIONS:
+        elif name in ATTENTIONS:
             features |= {"softmax", "mixed"}
         elif len(signals) > 1:
             # Tokens are sent to their experts, not mixed, by a product with a choice that was made.
             features.add("routed" if any(trace.routed for _, trace in signals) else "mixed")
         return self.begin(
-            begins,
+            "product",
             parents=parents,
             parameters=weights,
             features=frozenset(features),
@@ -303,19 +287,20 @@ class Propagation:
 
 def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:
     """Return which dimension of ``result`` holds the channels, None for the last."""
-    if name in _CONVOLUTIONS | _POOLS:
+    if name in CONVOLUTIONS | POOLS:
         return max(0, result.dim() - (int(name.rstrip("d")[-1]) + 1))  # before one, two or three of space
-    known = [(tensor, trace.channels) for tensor in operands if (trace := signal_of(tensor)) is not None]
-    known = [(tensor, channels) for tensor, channels in known if channels is not None and channels < tensor.dim()]
-    if name in _PRODUCTS or not known:
+    known = [(tensor, trace.channels) for tensor in operands if (trace := signal_of(tensor)) is not None and tensor.dim()]
+    if name in PRODUCTS or not known:
         return None
-    operand, channels = max(known, key=lambda one: one[0].numel())
-    assert channels is not None
+    operand, given = max(known, key=lambda one: one[0].numel())
+    if given is None and name not in VIEWS:
+        return None
+    channels = operand.dim() - 1 if given is None or given >= operand.dim() else given
     size = operand.shape[channels]
-    if result.shape == operand.shape and name not in _VIEWS:
+    if result.shape == operand.shape and name not in VIEWS:
         return channels
     like = [dim for dim in range(result.dim()) if result.shape[dim] == size]
-    if name in _VIEWS and size > 1:  # a dimension keeps its stride wherever it is moved to
+    if name in VIEWS and size > 1:  # a dimension keeps its stride wherever it is moved to
         same = [dim for dim in like if result.stride(dim) == operand.stride(channels)]
         like = same or like
     found = channels if channels in like else next(reversed(like), None)
@@ -330,13 +315,27 @@ def _writes_one(index: Any) -> bool:
 def _features(name: str, trace: Trace) -> frozenset[str]:
     if not trace.product:
         return frozenset()
-    found = {"softmax"} if name in _SOFTMAXES else {"scanned"} if name in _SCANS else {"routed"} if name in _ROUTERS else set()
+    found = {"softmax"} if name in SOFTMAXES else {"scanned"} if name in SCANS else {"routed"} if name in ROUTERS else set()
     return frozenset(found)
+
+
+def _read(trace: Trace) -> list[Node]:
+    """Return the nodes that a product reads: its operand's, what that collects, and what it is an elementwise product of."""
+    found: list[Node] = []
+    pending = [trace]
+    while pending:
+        one = pending.pop()
+        if one.node is None or one.node in found:
+            continue
+        found += [node for node in carried_since_addition(one.node) if node not in found]
+        if one.node.kind == "merge":
+            pending += one.node.factors
+    return found
 
 
 def _is_activation(name: str, operand: Tensor, args: tuple[Any, ...]) -> bool:
     """Whether something computed from parameters is what a layer is applied to, [batch, tokens, width]."""
-    return operand.dim() > 2 and bool(args) and operand is args[0] and (name == "linear" or name in _NORMS)
+    return operand.dim() > 2 and bool(args) and operand is args[0] and (name == "linear" or name in NORMS)
 
 
 # Streams that are mixed with each other are few beside the width.
@@ -356,6 +355,8 @@ def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor,
         if found[0] is None and keys is not None and values is not None and keys[1].node is values[1].node:
             return [values]
         return []
+    if name == "einsum":
+        return _mixed_by_einsum(args, signals)
     if name not in ("matmul", "bmm", "__matmul__") or len(found) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
         return []
     left, right = args[:2]
@@ -363,6 +364,25 @@ def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor,
         square = matrix.dim() > 2 and matrix.shape[-1] == matrix.shape[-2] <= width * _STREAMS_PER_WIDTH
         if square and mixed is not None and _is_stream(mixed[1].node):
             return [mixed]
+    return []
+
+
+def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
+    """Return the stream, if an einsum sums it over a small dimension that is not its width, with weights for each position."""
+    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if not args or not isinstance(args[0], str) or len(operands) != 2 or "->" not in args[0]:
+        return []
+    inputs, output = args[0].replace(" ", "").split("->")
+    labels = inputs.split(",")
+    for own, other, tensor in ((labels[0], labels[1], operands[0]), (labels[1], labels[0], operands[1])):
+        found = next((one for one in signals if one[0] is tensor), None)
+        width = own[-1:]
+        if found is None or not _is_stream(found[1].node) or width not in output or width in other or "." in own + other:
+            continue
+        sizes = dict(zip(own, tensor.shape, strict=True))
+        summed = [label for label in own if label in other and label not in output]
+        if summed and all(sizes[label] <= sizes[width] * _STREAMS_PER_WIDTH for label in summed):
+            return [found]
     return []
 
 
@@ -393,7 +413,7 @@ def _is_root(exponent: Any) -> bool:
 
 
 def _reduces_width(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], operand: Tensor) -> bool:
-    position = _REDUCTIONS[name]
+    position = REDUCTIONS[name]
     dims = kwargs.get("dim", args[position] if len(args) > position else None)
     if dims is None or isinstance(dims, bool):
         return True
@@ -404,9 +424,9 @@ def _role(name: str, kwargs: Mapping[str, Any], tensor: Tensor, *, normalises: b
     """Return the role of a parameter from the function in which it, or what was computed from it, met a signal."""
     if name in ADDITIONS or kwargs.get("bias") is tensor:
         return "bias"
-    if normalises or (name in _SCALINGS and ungained):
+    if normalises or (name in SCALINGS and ungained):
         return "norm"
-    if name in _PRODUCTS:
-        is_bias = tensor.dim() == 1 and name not in _UNBIASED
-        return "bias" if is_bias else "convolution" if name in _CONVOLUTIONS else "linear"
-    return "scale" if name in _SCALINGS else "other"
+    if name in PRODUCTS:
+        is_bias = tensor.dim() == 1 and name not in UNBIASED
+        return "bias" if is_bias else "convolution" if name in CONVOLUTIONS else "linear"
+    return "scale" if name in SCALINGS else "other"

@@ -34,8 +34,9 @@ def placements(sites: Sequence[Site]) -> list[str]:
         read = site.branch.read_norm is not None and site.branch.read_norm.number != own
         written = site.branch.written_norm
         post = site.normed
-        if not site.followed:  # the norm of the last sum is its own if the sums before it have theirs, else the final one
-            post = post and not (read or written) and found[-1:] != ["none"]
+        if not site.followed:  # the norm of the last sum is its own if the sum before it has its own, else the final one
+            before = None if site.continues is None else found[site.continues]
+            post = post and (before.endswith(("post", "deepnorm")) if before is not None else not (read or written))
         inner = "sandwich" if read and written else "pre" if read else "reordered" if written else None
         if inner is not None:
             found.append(f"{inner}+post" if post else inner)
@@ -76,6 +77,7 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
                 sublayer=site.branch.sublayer(),
                 module=site.branch.module,
                 placement=placement,
+                continues=site.continues,
                 stream_dtype=str(site.stream_dtype).removeprefix("torch."),
                 update_dtype=str(site.update_dtype).removeprefix("torch."),
                 stream_norm=stream * root_width,

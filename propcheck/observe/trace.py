@@ -8,16 +8,14 @@ normalise something: ``rsqrt(mean(x^2) + eps)``. A **weight** was computed from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import torch
     from torch import Tensor
 
-    from propcheck.observe.additions import Addition
-    from propcheck.records import Sublayer
+    from propcheck.observe.statistics import AdditionStatistics
 
 _NAME = "_propcheck_trace"
 
@@ -41,6 +39,8 @@ class Node:
     order: int
     kind: Literal["root", "product", "sum", "merge"]
     carries: tuple[Node, ...] = ()
+    update: Node | None = None  # of a sum: what was added to what it carries
+    factors: tuple[Trace, ...] = ()  # of an elementwise product
     addition: Addition | None = None  # that made it, if it may be a residual one
     normed: bool = False  # a norm read it
     read: bool = False  # a product or a norm read it
@@ -70,38 +70,39 @@ class Trace:
     channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """What lies between the stream as a branch read it and the update that it wrote."""
+@dataclass(slots=True)
+class Update:
+    """One update of an addition: what was added, and what was measured."""
 
-    features: frozenset[str]
-    parameters: frozenset[str]
-    read_norm: Norm | None
-    read_scalings: int
-    written_norm: bool
-    module: str | None
-    inner: frozenset[Addition]  # additions on the way
+    trace: Trace
+    dtype: torch.dtype
+    statistics: AdditionStatistics
 
-    def sublayer(self) -> Sublayer:
-        """Tell what kind of sublayer it is, from what it computed.
 
-        softmax over products of activations: attention; a step size, softplus of something, that scales the input and whose
-        exponential is the decay: a state-space model; products of activations without either: linear attention (the delta rule, kernel attention); a
-        recurrence, convolution or other mixing of tokens without such products: a state-space model; a choice of experts:
-        mixture of experts; else position-wise.
-        """
-        features = self.features
-        if "softmax" in features and "mixed" in features:
-            return "attention"
-        if {"stepped", "decayed"} <= features:
-            return "ssm"
-        if "mixed" in features:
-            return "linear_attention"
-        if "routed" in features:
-            return "moe"
-        if "convolved" in features or "scanned" in features:
-            return "ssm"
-        return "mlp" if "weighed" in features else "other"
+@dataclass(slots=True, eq=False, repr=False)
+class Addition:
+    """One addition that may be residual; tensors are 0-d and still on the device."""
+
+    block: int | None
+    stream: Trace
+    shape: tuple[int, ...]  # with the channels last
+    stream_dtype: torch.dtype
+    updates: list[Update] = field(default_factory=list)
+    node: Node | None = None  # the sum
+    operand_node: Node | None = None  # of the stream as it was added to
+    channels: int | None = None  # which dimension they are, if not the last
+    base: Node | None = None  # what the branches read; None if that is not the stream
+    before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
+    enclosed: bool = False  # it lies on the way to another one's update
+    touched: bool = False  # and was used after that
+    inner: bool = False  # it is part of another one's branch, and no site:
+    settled: bool = False  # that is known at the end
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # by "stream", "update", "sum"
+
+    @property
+    def first(self) -> Addition:
+        """The first addition of the same stream."""
+        return self if self.before is None else self.before.first
 
 
 def trace_of(value: object) -> Trace | None:
@@ -126,6 +127,19 @@ def carried(node: Node, oldest: int = 0) -> list[Node]:
     return list(found.values())
 
 
+def contained(node: Node, oldest: int = 0) -> list[Node]:
+    """Return what ``carried`` does and the updates that were added on the way, back to the order ``oldest``."""
+    found = {node.order: node}
+    pending = [node]
+    while pending:
+        last = pending.pop()
+        for one in (*last.carries, *([last.update] if last.update is not None else [])):
+            if one.order >= oldest and one.order not in found:
+                found[one.order] = one
+                pending.append(one)
+    return list(found.values())
+
+
 def carried_since_addition(node: Node | None) -> list[Node]:
     """Return ``node`` and the nodes that were collected in it since an addition made them, newest first."""
     found: list[Node] = []
@@ -137,96 +151,6 @@ def carried_since_addition(node: Node | None) -> list[Node]:
             if one.addition is None:
                 pending += one.carries
     return sorted(found, key=lambda one: -one.order)
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The steps between a node and an update, in order."""
-
-    steps: list[Trace]  # all that were made for the update since the node
-    through: list[Trace]  # those of them that were computed from the node
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether a product lies on the way from the node."""
-        return any("product" in step.features for step in self.through)
-
-
-def path(trace: Trace, base: Node | None) -> Path:
-    """Return what lies between ``base`` and ``trace``, without the steps that made ``base`` itself.
-
-    What was computed beside (keys of another stream, a table of biases) counts from the additions or look-ups on, and so does
-    what came through an addition that is settled to be a site of its own (of the other half of a reversible stream). Without
-    a base: the steps since the look-ups, inputs and sums that ``trace`` comes from.
-    """
-
-    def newer(one: Trace) -> list[Trace]:
-        return [parent for parent in one.parents if base is None or parent.order > base.order or parent.node is base]
-
-    reached: set[int] = set()
-    if base is not None:
-        for one in _walk(trace, newer):
-            if one.node is base or any(parent.order in reached for parent in one.parents):
-                reached.add(one.order)
-
-    def until_others(one: Trace) -> list[Trace]:
-        node = one.node
-        if node is None or node.kind != "sum" or node.order != one.order or node is base:
-            return newer(one)
-        settled = node.addition is not None and node.addition.settled and not node.addition.inner
-        return [] if settled or one.order not in reached else newer(one)
-
-    steps = [one for one in _walk(trace, until_others) if base is None or one.order != base.order]
-    return Path(steps, steps if base is None else [one for one in steps if one.order in reached])
-
-
-def _walk(trace: Trace, onward: Callable[[Trace], list[Trace]]) -> list[Trace]:
-    """Return ``trace`` and what ``onward`` leads to from it, in order."""
-    found: dict[int, Trace] = {}
-    pending = [trace]
-    while pending:
-        one = pending.pop()
-        if one.order not in found:
-            found[one.order] = one
-            pending += onward(one)
-    return [found[order] for order in sorted(found)]
-
-
-def ancestors(trace: Trace) -> set[Node]:
-    """Return every node from which ``trace`` was computed."""
-    return {one.node for one in _walk(trace, lambda step: list(step.parents)) if one.node is not None}
-
-
-def lineage(trace: Trace) -> set[int]:
-    """Return the orders of the steps from a node to this copy of it."""
-    own = _walk(trace, lambda step: [parent for parent in step.parents if parent.node is trace.node])
-    return {one.order for one in own}
-
-
-def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) -> Branch:
-    """Describe the branch whose update is ``update``, from its path; ``stream`` is the stream's copy at the addition.
-
-    ``base`` is the node of the stream that the branch read.
-
-    What the stream itself passed before the addition (a norm after the last sum, positions) is not part of it.
-    """
-    own = lineage(stream) if stream is not None else set()
-    inside = [step for step in found.steps if step.order not in own]
-    readings = [
-        parent
-        for step in inside
-        for parent in step.parents
-        if base is not None and step.kind == "signal" and step.node is not base and parent.node is base
-    ]
-    return Branch(
-        features=frozenset().union(*(step.features for step in inside)),
-        parameters=frozenset().union(*(step.parameters for step in inside)),
-        read_norm=next((one.norm for one in readings if one.norm is not None), None),
-        read_scalings=max((one.scalings for one in readings), default=0),
-        written_norm=update.norm is not None,
-        module=update.module,
-        inner=frozenset(step.node.addition for step in found.through if step.node not in (None, base) and step.node.addition),
-    )
 
 
 def signal_of(value: Any) -> Trace | None:

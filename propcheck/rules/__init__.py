@@ -16,7 +16,7 @@ from propcheck.rules import backward, forward, initial, jumps, observed, precisi
 from propcheck.rules.rule import Hit, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
 
@@ -93,9 +93,17 @@ def judge(
     limits |= {id_: change.threshold for id_, change in changes.items() if change.threshold is not None}
     rules = [rule for rule in ALL if rule.id in selected]
 
-    whole = depth.profile(run)
-    single = [depth.profile(run, seed) for seed in sorted({record.seed for record in run.sites})]
-    hits = {rule.id: _hits(rule, run, whole, single, limits[rule.id]) for rule in rules}
+    seeds = sorted({record.seed for record in run.sites})
+    whole = [(depth.profile(run), [depth.profile(run, seed) for seed in seeds])]
+    streams = list(zip(depth.streams(run), zip(*(depth.streams(run, seed) for seed in seeds), strict=True), strict=True))
+    hits = {
+        rule.id: [
+            hit
+            for curve, single in (streams if rule.of == "stream" else whole)
+            for hit in _hits(rule, run, curve, single, limits[rule.id])
+        ]
+        for rule in rules
+    }
     findings: list[tuple[int, str, int, Finding]] = []
     for rule in rules:
         change = changes.get(rule.id)
@@ -120,7 +128,7 @@ def judge(
     return tuple(item[3] for item in findings)
 
 
-def _hits(rule: Rule, run: Run, whole: depth.Profile, single: list[depth.Profile], limit: float) -> list[tuple[Hit, str]]:
+def _hits(rule: Rule, run: Run, whole: depth.Profile, single: Sequence[depth.Profile], limit: float) -> list[tuple[Hit, str]]:
     """Judge, and write behind each hit how many seeds show it."""
     if len(single) < 2:
         return [(hit, "") for hit in rule.check(whole, run, limit)]

@@ -64,7 +64,9 @@ def _explosion(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
 
 
 def _collapse(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
-    zero = [record for record in curve.sites if record.sum_rms == 0]
+    # A stream may begin with zeros (queries that are learned at the first additions); what comes after must not be zero.
+    begun = next((i for i, record in enumerate(curve.sites) if record.stream_rms != 0 or record.sum_rms != 0), 0)
+    zero = [record for record in curve.sites[begun:] if record.sum_rms == 0]
     if zero:
         more = f", and so are {count(len(zero) - 1, 'more sum')}" if len(zero) > 1 else ""
         return [

@@ -213,6 +213,7 @@ def _is_far(record: ParameterRecord, limit: float) -> bool:
 
 
 SYMMETRIC_UNITS = Rule(
+    of="run",
     id="PC103",
     name="symmetric-units",
     severity="warning",
@@ -236,6 +237,7 @@ SYMMETRIC_UNITS = Rule(
 )
 
 INIT_SCALE = Rule(
+    of="run",
     id="PC104",
     name="init-scale",
     severity="warning",
@@ -260,6 +262,7 @@ INIT_SCALE = Rule(
 )
 
 INIT_OUTLIERS = Rule(
+    of="run",
     id="PC105",
     name="init-outliers",
     severity="warning",
@@ -282,6 +285,7 @@ INIT_OUTLIERS = Rule(
 )
 
 NORM_GAIN = Rule(
+    of="run",
     id="PC106",
     name="norm-gain",
     severity="warning",

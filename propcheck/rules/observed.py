@@ -69,6 +69,7 @@ def _listed(sentences: Sequence[str]) -> str:
 
 
 NO_RESIDUAL_STREAM = Rule(
+    of="run",
     id="PC502",
     name="no-residual-stream",
     severity="warning",
@@ -86,6 +87,7 @@ NO_RESIDUAL_STREAM = Rule(
 )
 
 UNOBSERVED = Rule(
+    of="run",
     id="PC503",
     name="unobserved",
     severity="note",

@@ -36,6 +36,7 @@ class Rule:
     """One rule: how it judges, and everything that ``propcheck rules ID`` tells of it.
 
     ``pool`` says what several seeds mean: "median" judges the median over seeds of each site, "any" every seed by itself.
+    ``of`` says what is judged by itself: every stream of a model, or the run as a whole.
     A hit whose sites are all covered by a hit of the rule ``yields_to`` is left out: that rule names the cause.
     """
 
@@ -52,6 +53,7 @@ class Rule:
     remedy: str
     check: Callable[[Profile, Run, float], Sequence[Hit]]
     pool: Literal["median", "any"] = "median"
+    of: Literal["stream", "run"] = "stream"
     yields_to: str | None = None
 
     def explain(self) -> str:

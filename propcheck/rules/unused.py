@@ -137,6 +137,7 @@ def _hit(kind: _Kind, *, metric: str, value: float | str, expected: float | str,
 
 
 NO_GRADIENT = Rule(
+    of="run",
     id="PC304",
     name="no-gradient",
     severity="warning",
@@ -158,6 +159,7 @@ NO_GRADIENT = Rule(
 )
 
 UNUSED_MODULE = Rule(
+    of="run",
     id="PC501",
     name="unused-module",
     severity="warning",

@@ -1,4 +1,4 @@
-"""Every causal language model that transformers ships, small, from its config alone: how many sites, and what is said of them."""
+"""Every causal language model that transformers ships, small, from its config alone: its sites, and what is said of them."""
 
 import math
 

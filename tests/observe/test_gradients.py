@@ -173,7 +173,7 @@ def measured(monkeypatch):
 @pytest.mark.parametrize("factored", [True, False], ids=["factored", "dense"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_norm_is_that_of_the_dense_gradient(kind, factored, measured, monkeypatch):
-    monkeypatch.setattr("propcheck.observe.follow.worth_factoring", lambda x, w: factored and x.dim() > 1 and w.dim() == 2)
+    monkeypatch.setattr("propcheck.observe.weights.worth_factoring", lambda x, w: factored and x.dim() > 1 and w.dim() == 2)
     model = build(kind)
     expected = dense(model)
     found = observed(model)
@@ -185,7 +185,7 @@ def test_every_norm_is_that_of_the_dense_gradient(kind, factored, measured, monk
 
 @pytest.mark.parametrize("kind", [Base, Twice, Tied, TiedAndPadded, UsedDirectly, Padded])
 def test_under_autocast_the_gradient_is_that_of_the_rounded_factors(kind, monkeypatch):
-    monkeypatch.setattr("propcheck.observe.follow.worth_factoring", lambda *_: True)
+    monkeypatch.setattr("propcheck.observe.weights.worth_factoring", lambda *_: True)
     model = build(kind)
     found = observed(model, autocast=torch.bfloat16)
     plain = copy.deepcopy(model)
@@ -225,7 +225,7 @@ def test_factors_whose_squares_leave_the_range_of_fp32(left, right, dtype):
 @pytest.mark.parametrize("kind", [Base, Tied])
 @pytest.mark.parametrize("factored", [True, False])
 def test_a_non_finite_gradient_is_reported_as_one(value, kind, factored, monkeypatch):
-    monkeypatch.setattr("propcheck.observe.follow.worth_factoring", lambda *_: factored)
+    monkeypatch.setattr("propcheck.observe.weights.worth_factoring", lambda *_: factored)
 
     def loss(logits):
         return (logits * torch.tensor(value)).sum()
@@ -271,7 +271,7 @@ def test_weights_of_one_input_share_its_products(monkeypatch):
             x = self.tokens(ids)
             return self.head(x + self.second(F.gelu(self.gate(x)) * self.first(x)))
 
-    monkeypatch.setattr("propcheck.observe.follow.worth_factoring", lambda *_: True)
+    monkeypatch.setattr("propcheck.observe.weights.worth_factoring", lambda *_: True)
     model = build(Shared)
     expected = dense(model)
     calls = []
