@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck.observe.branch import Branch, Path, ancestors, branch, path
-from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained
+from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,10 @@ def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]]
         pairs.reverse()
     # A stream, the older one as a rule, and something that was computed from it.
     for stream, update in pairs:
-        for base in carried_since_addition(stream.node):
+        own = carried(_node(update))
+        if len(own) > 1 and set(own) & set(carried(_node(stream))):
+            return None  # two streams from one origin: a long skip, the halves of a reversible one
+        for base in (*carried_since_addition(stream.node), *gated(_node(stream))):
             if base not in contained(_node(update), base.order) and (found := path(update, base)).multiplies:
                 return _closed(stream, update, base, (first, second), found, parts, block)
     # A stream, and something that was computed from what it was before its last additions, or from something else.
@@ -165,7 +168,7 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
     """
     following: dict[Addition, list[Addition]] = {}
     for one in additions:
-        previous = last_addition(one.operand_node)
+        previous = last_addition(one.operand_node) or last_addition(one.base)
         if previous is not None:
             following.setdefault(previous, []).append(one)
     for one in reversed(additions):
@@ -186,7 +189,7 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
         one.settled = True
         if used is not None and one.node not in used:  # the last state of a recurrence
             assert one.node is not None
-            earlier = last_addition(one.operand_node)
+            earlier = last_addition(one.operand_node) or last_addition(one.base)
             one.inner |= not one.node.read or (earlier is not None and earlier.inner)
 
 
@@ -194,7 +197,7 @@ def _chains(additions: Sequence[Addition]) -> list[list[Addition]]:
     """Return the additions of each stream together."""
     chains: dict[Addition, list[Addition]] = {}
     for one in additions:
-        previous = last_addition(one.operand_node)
+        previous = last_addition(one.operand_node) or last_addition(one.base)
         chain = chains[previous] if previous is not None else []
         chain.append(one)
         chains[one] = chain
@@ -207,12 +210,12 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
     kept = [one for one in additions if not one.inner]
     following: dict[Addition, list[Addition]] = {}
     for one in kept:
-        previous = last_addition(one.first.stream.node, kept=True)
+        previous = _previous(one.first)
         if previous is not None:
             following.setdefault(previous, []).append(one)
     last: dict[Addition, Addition] = {one.first: one for one in kept}  # of a parallel block
     numbers: dict[Addition, int] = {}  # of the last site of each
-    before: dict[Addition, Addition | None] = {one: last_addition(one.first.stream.node, kept=True) for one in kept}
+    before: dict[Addition, Addition | None] = {one: _previous(one.first) for one in kept}
     for one in kept:
         whole = last[one.first]
         after = following.get(whole, [])
@@ -228,7 +231,7 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
                 Site(
                     number=len(found),
                     block=one.block,
-                    branch=branch(one.stream if base else None, update.trace, path(update.trace, base), base),
+                    branch=branch(one.stream if base else None, update.trace, path(update.trace, base, one.since), base),
                     stream=one.stream,
                     shape=one.shape,
                     stream_dtype=one.stream_dtype,
@@ -242,6 +245,12 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
             )
         numbers[one] = len(found) - 1
     return found
+
+
+def _previous(one: Addition) -> Addition | None:
+    """Return the addition whose sum an addition continues."""
+    found = last_addition(one.stream.node, kept=True)
+    return found if found is not None or one.base is None else last_addition(one.base, kept=True)
 
 
 def _shared(first: Addition, last: Addition) -> dict[str, Tensor | None]:

@@ -46,6 +46,10 @@ class Branch:
         return "mlp" if "weighed" in features else "other"
 
 
+def _is_site(node: Node | None) -> bool:
+    return node is not None and node.addition is not None and node.addition.settled and not node.addition.inner
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """The steps between a node and an update, in order."""
@@ -59,16 +63,21 @@ class Path:
         return any("product" in step.features for step in self.through)
 
 
-def path(trace: Trace, base: Node | None) -> Path:
+def path(trace: Trace, base: Node | None, since: int | None = None) -> Path:
     """Return what lies between ``base`` and ``trace``, without the steps that made ``base`` itself.
 
-    What was computed beside (keys of another stream, a table of biases) counts from the additions or look-ups on, and so does
-    what came through an addition that is settled to be a site of its own (of the other half of a reversible stream). Without
-    a base: the steps since the look-ups, inputs and sums that ``trace`` comes from.
+    What was computed beside (keys of another stream, a table of biases, a condition) counts from the additions or look-ups on,
+    and after the step ``since``, where a block began, or after ``base``; so does what came through an addition that is settled
+    to be a site of its own (of the other half of a reversible stream). Without a base: the steps since the look-ups, inputs and
+    sums that ``trace`` comes from.
     """
+    beside = -1 if base is None else base.order if since is None else since
+    oldest = beside if base is None else min(beside, base.order)
 
     def newer(one: Trace) -> list[Trace]:
-        return [parent for parent in one.parents if base is None or parent.order > base.order or parent.node is base]
+        if base is not None and one.order == base.order:
+            return []
+        return [parent for parent in one.parents if parent.order > oldest or parent.node is base]
 
     reached: set[int] = set()
     if base is not None:
@@ -80,10 +89,13 @@ def path(trace: Trace, base: Node | None) -> Path:
         node = one.node
         if node is None or node.kind != "sum" or node.order != one.order or node is base:
             return newer(one)
-        settled = node.addition is not None and node.addition.settled and not node.addition.inner
-        return [] if settled or one.order not in reached else newer(one)
+        return [] if _is_site(node) or one.order not in reached else newer(one)
 
-    steps = [one for one in _walk(trace, until_others) if base is None or one.order != base.order]
+    steps = [
+        one
+        for one in _walk(trace, until_others)
+        if base is None or (one.order != base.order and (one.order in reached or one.order > beside))
+    ]
     return Path(steps, steps if base is None else [one for one in steps if one.order in reached])
 
 
@@ -119,12 +131,10 @@ def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) 
     """
     own = lineage(stream) if stream is not None else set()
     inside = [step for step in found.steps if step.order not in own]
-    readings = [
-        parent
-        for step in inside
-        for parent in step.parents
-        if base is not None and step.kind == "signal" and step.node is not base and parent.node is base
-    ]
+    entering = [(step, parent) for step in inside for parent in step.parents if base is not None and step.kind == "signal"]
+    readings = [parent for step, parent in entering if step.node is not base and parent.node is base]
+    if not any(one.norm is not None for one in readings):  # the other half of a reversible stream may be what it reads
+        readings += [parent for step, parent in entering if step.node is not parent.node and _is_site(parent.node)]
     return Branch(
         features=frozenset().union(*(step.features for step in inside)),
         parameters=frozenset().union(*(step.parameters for step in inside)),

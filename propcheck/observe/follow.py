@@ -67,6 +67,8 @@ class Follower(TorchFunctionMode):
         self._propagation = Propagation(names)
         self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
         self._kept: list[_Kept] = []  # of one stream
+        self._block_of: dict[str, int | None] = {}  # by module
+        self._since: dict[int, int] = {}  # by block: the last step before it began
         self._sites: list[Site] | None = None
         self._modules: list[tuple[str, int, int | None]] = []  # being run: path, number of products at the entry, block
 
@@ -116,19 +118,22 @@ class Follower(TorchFunctionMode):
             if path:
                 parts = path.split(".")
                 around = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
-                block = next((blocks[one] for one in around if one in blocks), None)
+                block = self._block_of[path] = next((blocks[one] for one in around if one in blocks), None)
                 handles.append(module.register_forward_pre_hook(self._entering(path, block)))
-                handles.append(module.register_forward_hook(self._leaving(path), with_kwargs=True, always_call=True))
+                left = self._leaving(path, is_block=path in blocks)
+                handles.append(module.register_forward_hook(left, with_kwargs=True, always_call=True))
         return handles
 
     def _entering(self, path: str, block: int | None) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any) -> None:
+            if block is not None and (not self._modules or self._modules[-1][2] != block):
+                self._since[block] = self._propagation.steps
             self._modules.append((path, self._propagation.products, block))
             self._propagation.module = path
 
         return hook
 
-    def _leaving(self, path: str) -> Callable[..., None]:
+    def _leaving(self, path: str, *, is_block: bool) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             _, products, _ = self._modules.pop()
             self._propagation.module = self._modules[-1][0] if self._modules else None
@@ -141,8 +146,8 @@ class Follower(TorchFunctionMode):
                     trace = self._propagation.unknown(value, read, [*module.parameters()])
                     if trace is not None:
                         self._unobserved.setdefault(path, f"what {type(module).__name__} computes cannot be followed")
-                # The module that made the last product wrote the branch, or the outermost module around it.
-                if trace is not None and trace.kind == "signal" and trace.product > products:
+                # The module that made the last product wrote the branch, or the outermost module around it in the block.
+                if trace is not None and trace.kind == "signal" and trace.product > products and not is_block:
                     mark(value, replace(trace, module=path))
 
         return hook
@@ -217,7 +222,7 @@ class Follower(TorchFunctionMode):
         if watched:
             for column, operand in (("stream", stream), ("update", update)):
                 if column not in as_sum:
-                    self._take_gradient(operand, addition, column)
+                    self._take_gradient(operand, addition, column, in_place=found.in_place)
         if how is not None:
             factors = {one: found.alpha if one == scaled else 1 for one in ("stream", "update")}
             own = kept(stream, factors["stream"], copied=found.in_place)
@@ -229,7 +234,7 @@ class Follower(TorchFunctionMode):
             self._record(addition, how, own, (updates, update.dtype), result, number)
         if watched:
             for column in as_sum:
-                self._take_gradient(result, addition, column)
+                self._take_gradient(result, addition, column, in_place=found.in_place)
         return result
 
     def _decide(self, found: Sum) -> Residual | None:
@@ -247,6 +252,8 @@ class Follower(TorchFunctionMode):
         how = residual(first, second, parts, self._block())
         if how is None:
             return None
+        if found.alpha < 0 and not how.stream_is_first:
+            return None  # the stream is what is taken away
         stream, update = found.stream_and_update(stream_is_first=how.stream_is_first)
         return how if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
 
@@ -265,7 +272,12 @@ class Follower(TorchFunctionMode):
         self._sites = None
         channels = next((one.channels for one in how.operands if one.channels is not None), None)
         shape = tuple(channels_last(stream, channels).shape)
-        return Addition(self._block(), trace, shape, stream.dtype, base=how.base, channels=channels)
+        # An update that is added where the next block begins is of the block that made it.
+        made = {self._block_of.get(update.module or "") for update in how.updates}
+        block = made.pop() if len(made) == 1 else None
+        block = self._block() if block is None else block
+        since = None if block is None else self._since.get(block)
+        return Addition(block, trace, shape, stream.dtype, base=how.base, channels=channels, since=since)
 
     def _record(
         self,
@@ -323,8 +335,13 @@ class Follower(TorchFunctionMode):
         tensors = [pair for member in self._kept for pair in (member.stream, *member.updates)]
         return self._kept if all(version(tensor) == seen for tensor, seen in tensors) else []
 
-    def _take_gradient(self, tensor: Tensor, addition: Addition, column: str) -> None:
+    def _take_gradient(self, tensor: Tensor, addition: Addition, column: str, *, in_place: bool) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
+        if in_place and tensor._is_view() and tensor._base is not None:  # noqa: SLF001
+            # What overwrites a view leads its gradient past the view, to the tensor below it.
+            if tensor._base.numel() != tensor.numel():  # noqa: SLF001
+                return
+            tensor = tensor._base  # noqa: SLF001
         if not tensor.requires_grad:
             return
         seen, slots = tensor.__dict__.get(_SLOTS, (None, []))

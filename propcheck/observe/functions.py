@@ -18,7 +18,7 @@ PRODUCTS = CONVOLUTIONS | ATTENTIONS | RECURRENCES | TRANSFORMS | POOLS | {
 UNBIASED = {"matmul", "__matmul__", "__rmatmul__", "mv", "einsum", "tensordot"}
 SOFTMAXES = {"softmax", "log_softmax", "_softmax", "logsumexp"}
 SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax"} | RECURRENCES
-ROUTERS = {"topk", "index_add", "index_add_", "scatter", "scatter_", "scatter_add", "scatter_add_", "one_hot"}
+ROUTERS = {"topk", "one_hot", "argmax", "sort", "argsort", "multinomial"}
 NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize", "native_layer_norm"}
 # Reductions, with the position of the argument that says over which dimensions.
 REDUCTIONS = {

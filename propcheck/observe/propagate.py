@@ -19,7 +19,6 @@ from propcheck.observe.functions import (
     NORMS,
     POOLS,
     PRODUCTS,
-    RECURRENCES,
     REDUCTIONS,
     ROOTS,
     ROUTERS,
@@ -33,7 +32,7 @@ from propcheck.observe.functions import (
 )
 from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments
-from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, mark, signal_of, trace_of
+from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, is_stream, mark, signal_of, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,13 +53,13 @@ class Propagation:
         self.module: str | None = None  # the innermost one that runs
         self.masks: tuple[Tensor, ...] = ()  # where positions are padding
         self._norms = 0
-        self._steps = 0
+        self.steps = 0
         self._names = names
 
     def step(self, **what: Any) -> Trace:
         """Return a new step of a copy of a known node."""
-        self._steps += 1
-        return Trace("signal", self._steps, **what)
+        self.steps += 1
+        return Trace("signal", self.steps, **what)
 
     def begin(
         self,
@@ -71,8 +70,8 @@ class Propagation:
         **what: Any,
     ) -> Trace:
         """Return the first step of a new node."""
-        self._steps += 1
-        return Trace("signal", self._steps, Node(self._steps, kind, carries, factors=factors), **what)
+        self.steps += 1
+        return Trace("signal", self.steps, Node(self.steps, kind, carries, factors=factors), **what)
 
     def looked_up(self, result: Tensor, weight: Any) -> None:
         """Mark the result of an embedding."""
@@ -173,6 +172,8 @@ class Propagation:
             # A gate or a weight for each token scales what it is multiplied with.
             signals = [one for one in signals if one[0].dim() and one[0].shape[-1] != 1] or signals
         operand, trace = max(signals, key=lambda one: one[1].product)
+        if name in SCANS and _is_stream(trace.node) and not trace.step_size:  # it mixes the tokens of the stream itself
+            return self._product(name, signals, weights, parents=parents)
         features = _features(name, trace) | ({"stepped"} if stepped else set())
         if name in EXPONENTIALS and trace.step_size:
             features |= {"decayed"}
@@ -206,8 +207,8 @@ class Propagation:
         return self.step(**what)
 
     def _factor(self, parents: tuple[Trace, ...], weights: frozenset[str], *, rooted: bool) -> Trace:
-        self._steps += 1
-        return Trace("factor", self._steps, parents=parents, parameters=weights, rooted=rooted)
+        self.steps += 1
+        return Trace("factor", self.steps, parents=parents, parameters=weights, rooted=rooted)
 
     def _merged(
         self,
@@ -260,7 +261,7 @@ class Propagation:
             features.add("weighed")
         if name in CONVOLUTIONS | TRANSFORMS | POOLS and not pointwise:
             features.add("convolved")
-        if name in RECURRENCES:
+        if name in SCANS:
             features.add("scanned")
         elif name in ATTENTIONS:
             features |= {"softmax", "mixed"}
@@ -387,7 +388,7 @@ def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]])
 
 
 def _is_stream(node: Node | None) -> bool:
-    return node is not None and (node.kind in ("root", "sum") or any(map(_is_stream, node.carries)))
+    return node is not None and is_stream(node)
 
 
 def tensors_in(values: Any) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from propcheck.observe.functions import ADDITIONS
+from propcheck.observe.functions import ADDITIONS, DIFFERENCES
 from propcheck.observe.trace import signal_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Operand = Literal["stream", "update"]
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An addition's operands, and the factor that torch.add multiplies the second one by."""
+    """An addition's operands, and the factor of the second one: torch.add's alpha, -1 in a difference."""
 
     first: Tensor
     second: Tensor
@@ -54,14 +54,17 @@ class Sum:
 
 def sum_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sum | None:
     """Return an addition of two floating-point tensors, one of which has the shape of the sum; None for any other call."""
-    if name not in ADDITIONS:
+    taken = name in DIFFERENCES - {"rsub", "__rsub__"}
+    if name not in ADDITIONS and not taken:
         return None
     first, second = bound(("input", "other"), args, kwargs)
     if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not _is_wide(first, second):
         return None
     if not (first.is_floating_point() and second.is_floating_point()):
         return None
-    return Sum(first, second, kwargs.get("alpha", 1), in_place=name in ("add_", "__iadd__"))
+    alpha = kwargs.get("alpha", 1)
+    in_place = name in ("add_", "__iadd__", "sub_", "__isub__", "subtract_")
+    return Sum(first, second, -alpha if taken else alpha, in_place)
 
 
 def fused_sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], propagation: Propagation | None) -> Sum | None:

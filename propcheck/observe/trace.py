@@ -92,6 +92,7 @@ class Addition:
     operand_node: Node | None = None  # of the stream as it was added to
     channels: int | None = None  # which dimension they are, if not the last
     base: Node | None = None  # what the branches read; None if that is not the stream
+    since: int | None = None  # the last step before its block
     before: Addition | None = None  # in a parallel block, the addition of another update of the same stream
     enclosed: bool = False  # it lies on the way to another one's update
     touched: bool = False  # and was used after that
@@ -125,6 +126,16 @@ def carried(node: Node, oldest: int = 0) -> list[Node]:
                 found[one.order] = one
                 pending.append(one)
     return list(found.values())
+
+
+def gated(node: Node) -> list[Node]:
+    """Return the streams of which a node is an elementwise product with something else: x (1 - g)."""
+    return [one.node for one in node.factors if one.node is not None and is_stream(one.node)]
+
+
+def is_stream(node: Node) -> bool:
+    """Whether a node is where a stream may begin, a sum, or a collection of these."""
+    return node.kind in ("root", "sum") or any(map(is_stream, node.carries))
 
 
 def contained(node: Node, oldest: int = 0) -> list[Node]:

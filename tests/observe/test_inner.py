@@ -203,7 +203,6 @@ def test_adapters_that_are_written_to_some_of_the_tokens(way):
     assert {"blocks.0.mlp.a.weight", "blocks.0.mlp.inner.weight"} < one.sites[1].branch.parameters
 
 
-@pytest.mark.xfail(reason="index_add is taken for a choice of experts, whatever the indices come from")
 def test_an_adapter_for_some_of_the_tokens_is_no_mixture_of_experts():
     assert of(run(lambda: Model(Block, mlp=lambda: Indexed(way="index_add")))[1], "sublayer") == hand.KINDS
 

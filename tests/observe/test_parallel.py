@@ -185,7 +185,7 @@ def test_each_update_is_a_site_with_the_stream_that_it_read_and_the_joint_sum(na
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.xfail(reason=LOST)] if name == "a += x; a += m" else []) for name in JOINS],
+    JOINS,
 )
 def test_the_rows_of_a_block_share_the_gradients_of_stream_and_sum_and_have_their_own_of_the_update(name):
     kept = []
