@@ -6,6 +6,7 @@ Standard output carries the result and nothing else; notes, progress and errors 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -140,9 +141,10 @@ def scan(
     progress = None if quiet else Bar(rich.console.Console(stderr=True))
     command = shlex.join(["propcheck", *ctx.obj])
     try:
-        run = propcheck.scanning.scan(
-            probe, target=target, progress=progress, command=command, threads=threads or settings.threads
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # what the target's code prints is not the result
+            run = propcheck.scanning.scan(
+                probe, target=target, progress=progress, command=command, threads=threads or settings.threads
+            )
     finally:
         if progress is not None:
             progress.stop()

@@ -17,6 +17,7 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "module": "Path of the module that made the update.",
         "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; null where it could not be told.",
         "continues": "The site whose sum this one's stream is; null where a stream begins.",
+        "masked": "Whether a mask that was drawn at random (stochastic depth) lies on the way to the update.",
         "stream_dtype": "Dtype of the stream operand of the addition.",
         "update_dtype": "Dtype of the update operand of the addition.",
         "stream_norm": "Norm of the stream: root of the mean over tokens of the squared L2 norm.",

@@ -29,6 +29,7 @@ class SiteRecord:
     module: str | None
     placement: str | None
     continues: int | None = None
+    masked: bool | None = None
     stream_dtype: str | None = None
     update_dtype: str | None = None
     stream_norm: float | None = None

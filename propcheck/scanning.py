@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +30,7 @@ from propcheck.targets.choose import task_of
 from propcheck.targets.precision import described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from propcheck.probe import Probe
     from propcheck.progress import Progress
@@ -74,16 +77,28 @@ def scan(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        chosen = (task or task_of)(probe)
-        with chosen.around():
-            return _scan(probe, chosen, target, progress, command)
+        with _restored():
+            chosen = (task or task_of)(probe)
+            with chosen.around():
+                return _scan(probe, chosen, target, progress, command)
     except PropcheckError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code that ends the program says nothing about its model
         theirs = target_error(error, target)
         if theirs is None:
             raise
         raise theirs from error
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Put back what the target's code may change for the whole process."""
+    directory, dtype = Path.cwd(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        os.chdir(directory)
+        torch.set_default_dtype(dtype)
 
 
 def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, command: str | None) -> Run:

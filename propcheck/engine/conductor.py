@@ -30,6 +30,10 @@ class Conductor:
 
     Attributes
     ----------
+    budget, occupied
+        Bytes for the whole process, and how many it has now.
+    resident
+        Paths of the units whose parameters and graphs are kept, as planned; fewer, if a graph turns out to be larger.
     room
         Bytes for parameters that turn out to be used beside their unit; None: all fit.
     outside
@@ -46,6 +50,8 @@ class Conductor:
     names: Mapping[int, str]
     units: Sequence[Unit]
     room: int | None
+    budget: int
+    occupied: Callable[[], int]
     used: set[str] = field(default_factory=set)
     outside: dict[str, Entry] = field(default_factory=dict)
     only_lookups: bool = True  # of the unit that runs, so far
@@ -64,6 +70,16 @@ class Conductor:
         """End a pass that the cut would falsify."""
         self._refused = self._refused or f"{path}: it {what}"
         raise CannotCutError(self._refused)
+
+    def keeps(self, unit: Unit, before: int) -> bool:
+        """After the forward of a unit: whether its graph stays, judged by what the process has grown by since ``before``.
+
+        Beside it there must be room for another one as large: the next one's, or one that is computed again.
+        """
+        now = self.occupied()
+        if unit.path in self.resident and now + max(now - before, 0) > self.budget:
+            self.resident -= {unit.path}
+        return unit.path in self.resident
 
     def use(self, name: str, function: str) -> None:
         """Before a parameter is used: one that is not of the unit that runs stays in memory from now on."""

@@ -94,7 +94,8 @@ def execute(
         If the target is none that can be scanned, or can be scanned only whole and is too large for that.
     """
     budget = free_memory() if memory is None else memory
-    with torch.compiler.set_stance("force_eager"):
+    # Whatever the caller's own code has switched off.
+    with torch.inference_mode(mode=False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         reason = None
         try:
             return _run(task, seed, budget, device, workers, progress, uncut=None)
@@ -145,6 +146,8 @@ def _run(
         names=names,
         units=units,
         room=room,
+        budget=budget,
+        occupied=resident_bytes,
     )
     conductor.outside.update((entry.name, entry) for entry in (permanent if uncut is None else recording.entries))
     follower.on_use = conductor.use
@@ -174,7 +177,7 @@ def _run(
         site.gradients = {name: norm / task.loss_scale for name, norm in site.gradients.items()}
     return Pass(
         class_name=type(model).__name__,
-        mode=chosen.mode,
+        mode=chosen.mode if conductor.resident == chosen.resident else _mode(units, conductor.resident),
         largest_unit=max(((unit.path, unit.nbytes) for unit in units), key=lambda unit: unit[1], default=("", 0)),
         blocks=len(blocks),
         entries=recording.entries,
@@ -191,6 +194,11 @@ def _run(
         used=frozenset(conductor.used),
         notes=(*built.notes, *(() if uncut is None else (f"{uncut}; so the model was run whole, with all of it in memory.",))),
     )
+
+
+def _mode(units: Sequence[Unit], resident: frozenset[str]) -> str:
+    """Name the way of a run whose graphs turned out to be larger than planned."""
+    return "partly resident" if any(unit.path in resident for unit in units if unit.block is not None) else "streamed"
 
 
 def _plan(

@@ -18,7 +18,7 @@ from propcheck.engine.determined import determined
 from propcheck.engine.uncut import ANOTHER, CannotCutError, sources
 from propcheck.errors import PropcheckError
 from propcheck.observe.statistics import as_integers
-from propcheck.observe.trace import mark, trace_of
+from propcheck.observe.trace import mark, stands_for, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ class Call:
         leaves, self.spec = flattened((args, kwargs))
         self.leaves: list[Any] = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.traces = [trace_of(leaf) for leaf in leaves]
+        self.given = leaves
         self.needs_grad = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         # A tensor that was given twice is one tensor to the unit too.
         self.first = [next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves]
@@ -58,12 +59,14 @@ class Call:
         """
         conductor, unit = self.conductor, self.unit
         conductor.progress("forward", unit)
+        kept = unit.path in conductor.resident
+        before = conductor.occupied() if kept else 0
         conductor.weights.bring(unit)
-        self.in_memory = kept = unit.path in conductor.resident
         follower = conductor.follower
         with follower.segment(unit.block, None, measure=True, differentiate=kept):
             inputs, passed, result = self._compute()
         self.last_site = follower.next_site
+        self.in_memory = kept and conductor.keeps(unit, before)
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - what happens here is not the model's doing
             return self._cut(given, inputs, passed, result)
 
@@ -117,6 +120,7 @@ class Call:
                     inputs.append(start)
                     passed.append(start.clone())  # code may change its input in place
                     mark(passed[-1], self.traces[index])
+                    stands_for(passed[-1], self.given[index])
                 else:
                     inputs.append(None)
                     passed.append(leaf)

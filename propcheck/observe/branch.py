@@ -29,8 +29,8 @@ class Branch:
 
         softmax over products of activations: attention; a step size, softplus of something, that scales the input and whose
         exponential is the decay: a state-space model; products of activations without either: linear attention (the delta
-        rule, kernel attention); a recurrence, convolution or other mixing of tokens without such products: a state-space
-        model; a choice of experts: mixture of experts; else position-wise.
+        rule, kernel attention); a choice of experts: mixture of experts; a recurrence or a convolution along the tokens: a
+        state-space model; a convolution over pixels: other; else position-wise.
         """
         features = self.features
         if "softmax" in features and "mixed" in features:
@@ -43,7 +43,7 @@ class Branch:
             return "moe"
         if "convolved" in features or "scanned" in features:
             return "ssm"
-        return "mlp" if "weighed" in features else "other"
+        return "mlp" if "weighed" in features and "spread" not in features else "other"
 
 
 def _is_site(node: Node | None) -> bool:

@@ -17,20 +17,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from propcheck.observe.additions import Residual, Site, residual, settle, sites
-from propcheck.observe.branch import ancestors
+from propcheck.observe.branch import ancestors, path
 from propcheck.observe.functions import FUSED, SILENT
 from propcheck.observe.padding import padding_masks, real_positions
 from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
-from propcheck.observe.trace import Addition, Update, mark, signal_of, trace_of
+from propcheck.observe.trace import Addition, Update, mark, outermost, signal_of, trace_of
 from propcheck.observe.weights import run_embedding, run_linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from propcheck.observe.gradients import Ledger
+    from propcheck.observe.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,13 @@ class Follower(TorchFunctionMode):
         ``blocks`` are the numbers of the blocks by their paths.
         """
         handles: list[Any] = []
-        for path, module in model.named_modules():
-            if path:
-                parts = path.split(".")
+        for name, module in model.named_modules():
+            if name:
+                parts = name.split(".")
                 around = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
-                block = self._block_of[path] = next((blocks[one] for one in around if one in blocks), None)
-                handles.append(module.register_forward_pre_hook(self._entering(path, block)))
-                left = self._leaving(path, is_block=path in blocks)
+                block = self._block_of[name] = next((blocks[one] for one in around if one in blocks), None)
+                handles.append(module.register_forward_pre_hook(self._entering(name, block)))
+                left = self._leaving(name, is_block=name in blocks)
                 handles.append(module.register_forward_hook(left, with_kwargs=True, always_call=True))
         return handles
 
@@ -239,6 +240,8 @@ class Follower(TorchFunctionMode):
 
     def _decide(self, found: Sum) -> Residual | None:
         first, second = signal_of(found.first), signal_of(found.second)
+        if (first is None) is not (second is None):
+            return self._from_weights(found, first or second)
         if first is None or second is None:
             return None
         for one in (first, second):
@@ -256,6 +259,26 @@ class Follower(TorchFunctionMode):
             return None  # the stream is what is taken away
         stream, update = found.stream_and_update(stream_is_first=how.stream_is_first)
         return how if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
+
+    def _from_weights(self, found: Sum, update: Trace | None) -> Residual | None:
+        """Return the first addition to learned queries: to something computed from parameters alone, which the update read."""
+        is_first = signal_of(found.first) is None
+        stream = found.first if is_first else found.second
+        known = trace_of(stream)
+        if (
+            update is None
+            or known is None
+            or known.kind != "weight"
+            or stream.dim() < 3
+            or found.first.shape != found.second.shape
+        ):
+            return None
+        steps = path(update, None).steps
+        if not update.product or not known.parameters & frozenset().union(*(step.parameters for step in steps)):
+            return None
+        begun = self._propagation.begin("root", parameters=known.parameters)
+        mark(stream, begun)
+        return Residual(is_first, begun, (update,), (begun, update) if is_first else (update, begun), None)
 
     def _block(self) -> int | None:
         """Return the number of the block that runs: of the unit, or of the innermost module in a block that is a list."""
@@ -337,6 +360,7 @@ class Follower(TorchFunctionMode):
 
     def _take_gradient(self, tensor: Tensor, addition: Addition, column: str, *, in_place: bool) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
+        tensor = outermost(tensor) if column == "stream" else tensor
         if in_place and tensor._is_view() and tensor._base is not None:  # noqa: SLF001
             # What overwrites a view leads its gradient past the view, to the tensor below it.
             if tensor._base.numel() != tensor.numel():  # noqa: SLF001

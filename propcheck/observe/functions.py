@@ -8,6 +8,8 @@ TRANSFORMS = {
     "fft_fft", "fft_ifft", "fft_fft2", "fft_ifft2", "fft_fftn", "fft_ifftn", "fft_rfft", "fft_irfft", "fft_rfft2", "fft_irfft2",
     "fft_rfftn", "fft_irfftn",
 }  # fmt: skip
+# Those along one dimension, of tokens.
+SEQUENTIAL = {"conv1d", "conv_transpose1d", "avg_pool1d"} | TRANSFORMS
 POOLS = {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
 PRODUCTS = CONVOLUTIONS | ATTENTIONS | RECURRENCES | TRANSFORMS | POOLS | {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmm_", "baddbmm", "addbmm", "addmv",
@@ -46,6 +48,9 @@ AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
 EXPONENTIALS = {"exp", "exp_", "exp2", "expm1"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 SUMS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_"}
+GATES = {"sigmoid", "sigmoid_", "hardsigmoid", "softmax", "tanh"}
+# Draws, which a mask may be made of.
+DRAWS = {"bernoulli", "bernoulli_", "rand", "rand_like", "uniform_"}
 # Results that carry no signal.
 SILENT = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_empty", "new_ones",

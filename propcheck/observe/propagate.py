@@ -15,7 +15,9 @@ from propcheck.observe.functions import (
     COLLECTIONS,
     CONVOLUTIONS,
     DIFFERENCES,
+    DRAWS,
     EXPONENTIALS,
+    GATES,
     NORMS,
     POOLS,
     PRODUCTS,
@@ -24,6 +26,7 @@ from propcheck.observe.functions import (
     ROUTERS,
     SCALINGS,
     SCANS,
+    SEQUENTIAL,
     SOFTMAXES,
     SUMS,
     TRANSFORMS,
@@ -32,7 +35,18 @@ from propcheck.observe.functions import (
 )
 from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments
-from propcheck.observe.trace import Node, Norm, Trace, carried_since_addition, is_stream, mark, signal_of, trace_of
+from propcheck.observe.trace import (
+    Node,
+    Norm,
+    Trace,
+    carried_since_addition,
+    is_drawn,
+    is_stream,
+    mark,
+    mark_drawn,
+    signal_of,
+    trace_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,6 +101,9 @@ class Propagation:
         if not isinstance(result, Tensor | tuple | list) or isinstance(result, torch.Size):
             return
         operands = tensors_in(args[:1] if name in AS else (*args, *kwargs.values()))
+        if (name in DRAWS or any(map(is_drawn, operands))) and not any(map(trace_of, operands)):
+            for value in tensors_in((result,)):
+                mark_drawn(value)
         # What each operand brings of parameters: itself, or those that it was computed from.
         brought: list[tuple[Tensor, frozenset[str]]] = []
         signals: list[tuple[Tensor, Trace]] = []
@@ -126,6 +143,8 @@ class Propagation:
             trace = Trace("weight", 0, parameters=weights)
         else:
             return
+        if any(is_drawn(one) for one in operands):
+            trace = replace(trace, features=trace.features | {"drawn"})
         for value in tensors_in((result,)):
             channels = _channels(name, [tensor for tensor, _ in signals], value)
             mark(value, trace if channels == trace.channels else replace(trace, channels=channels))
@@ -197,6 +216,7 @@ class Propagation:
             "product": trace.product,
             "module": trace.module,
             "routed": trace.routed or name in ROUTERS,
+            "gate": trace.gate or name in GATES,
             "step_size": name == "softplus" or (trace.step_size and name not in EXPONENTIALS),
         }
         if normalises:
@@ -229,7 +249,8 @@ class Propagation:
         if name in SUMS and not all(_is_stream(trace.node) for trace in traces):
             # Beside what was computed from it, a normed copy of the stream is read, not handed on.
             kept = [trace for trace in kept if trace.norm is None]
-        last = max(traces, key=lambda trace: trace.product)
+        # A gate is not what wrote the branch.
+        last = max([trace for trace in traces if not trace.gate] or traces, key=lambda trace: trace.product)
         return self.begin(
             "merge",
             carries=tuple({id(trace.node): trace.node for trace in kept if trace.node is not None}.values()),
@@ -260,7 +281,7 @@ class Propagation:
         if weights:
             features.add("weighed")
         if name in CONVOLUTIONS | TRANSFORMS | POOLS and not pointwise:
-            features.add("convolved")
+            features.add("convolved" if name in SEQUENTIAL else "spread")
         if name in SCANS:
             features.add("scanned")
         elif name in ATTENTIONS:

@@ -78,6 +78,7 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
                 module=site.branch.module,
                 placement=placement,
                 continues=site.continues,
+                masked="drawn" in site.branch.features,
                 stream_dtype=str(site.stream_dtype).removeprefix("torch."),
                 update_dtype=str(site.update_dtype).removeprefix("torch."),
                 stream_norm=stream * root_width,

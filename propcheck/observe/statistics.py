@@ -50,6 +50,8 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 def frobenius(tensor: Tensor) -> Tensor:
     """Return the Frobenius norm of a tensor of any shape and dtype."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
     flat = tensor.reshape(-1, 1)  # rows of one element: blocks of any length
     return inner(flat, flat).sqrt()
 

@@ -67,6 +67,7 @@ class Trace:
     rooted: bool = False  # a factor passed a root, so it is a scale and not a mean
     routed: bool = False  # it came from a choice of experts, and met no product since
     step_size: bool = False  # it passed a softplus, and no exponential or product since
+    gate: bool = False  # it was bounded by a sigmoid or the like since its node
     channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
 
 
@@ -90,6 +91,7 @@ class Addition:
     updates: list[Update] = field(default_factory=list)
     node: Node | None = None  # the sum
     operand_node: Node | None = None  # of the stream as it was added to
+    gate: bool = False  # it was bounded by a sigmoid or the like since its node
     channels: int | None = None  # which dimension they are, if not the last
     base: Node | None = None  # what the branches read; None if that is not the stream
     since: int | None = None  # the last step before its block
@@ -162,6 +164,34 @@ def carried_since_addition(node: Node | None) -> list[Node]:
             if one.addition is None:
                 pending += one.carries
     return sorted(found, key=lambda one: -one.order)
+
+
+_DRAWN = "_propcheck_drawn"
+
+
+def is_drawn(tensor: Tensor) -> bool:
+    """Whether a tensor was drawn at random in the forward pass, and is no signal: a mask."""
+    return getattr(tensor, _DRAWN, False)
+
+
+def mark_drawn(tensor: Tensor) -> None:
+    """Say that a tensor was drawn at random, or computed from one that was."""
+    setattr(tensor, _DRAWN, True)
+
+
+_OUTER = "_propcheck_outer"
+
+
+def stands_for(inner: Tensor, outer: Tensor) -> None:
+    """Say that within a unit ``inner`` is what ``outer``, which others may read too, is outside of it."""
+    setattr(inner, _OUTER, (outer, inner._version))  # noqa: SLF001
+
+
+def outermost(tensor: Tensor) -> Tensor:
+    """Return the tensor outside of the unit for which ``tensor`` stands, unchanged; else itself."""
+    outer, version = getattr(tensor, _OUTER, (tensor, None))
+    same = version is None or version == tensor._version  # noqa: SLF001
+    return outermost(outer) if same and outer is not tensor else tensor
 
 
 def signal_of(value: Any) -> Trace | None:

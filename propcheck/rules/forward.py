@@ -134,7 +134,7 @@ def _is_dead(curve: Profile, index: int, limit: float) -> bool:
     if record.update_rms is None or record.param_grad_norm is None or arriving is None or not arriving > 0:
         return False
     if record.update_rms == 0:
-        return record.param_grad_norm == 0
+        return record.param_grad_norm == 0 and not record.masked  # a mask that was drawn is another one at the next step
     before, after = siblings(curve, index)
     alike = [curve.sites[i] for i in (*before, *after)]
     update = median([other.update_rms for other in alike])

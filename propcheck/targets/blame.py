@@ -21,7 +21,7 @@ class TargetError(PropcheckError):
     """An exception that the scanned code raised; its cause is the exception itself."""
 
 
-def target_error(error: Exception, target: str) -> TargetError | None:
+def target_error(error: BaseException, target: str) -> TargetError | None:
     """Return an error of the scanned code as one line that names its place; None if the fault is propcheck's.
 
     Parameters

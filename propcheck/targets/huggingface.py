@@ -83,7 +83,12 @@ def huggingface_task(probe: Probe) -> Task:
         notes = (*notes, without)
 
     def build() -> Target:
-        model = chosen.model_class._from_config(copy.deepcopy(chosen.config), dtype=precision.parameters)  # noqa: SLF001
+        try:
+            model = chosen.model_class._from_config(copy.deepcopy(chosen.config), dtype=precision.parameters)  # noqa: SLF001
+        except (ValueError, KeyError, TypeError, IndexError, AssertionError, ZeroDivisionError) as error:
+            # The dimensions do not fit each other; what cannot be recorded is another kind of error.
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PropcheckError(f"{path}: {chosen.model_class.__name__} cannot be built from it: {text}") from error
         _cast(model, precision.parameters)
         model.train(probe.scan.mode == "train")
         return Target(model, loss=random_direction if head == "none" else None)
@@ -143,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8-sig"), object_hook=_number)
     except OSError as error:
         raise PropcheckError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         empty = path.stat().st_size == 0
         raise PropcheckError(f"{path}: {'is empty' if empty else f'not JSON: {error}'}") from error
     if not isinstance(data, dict):
@@ -223,7 +228,8 @@ def _choose(path: Path, config: PreTrainedConfig, data: Mapping[str, Any]) -> _C
     notes: list[str] = []
     if data.get("quantization_config") is not None:
         notes.append("quantization_config is left out: the model is scanned as it is trained, not as a quantised checkpoint.")
-    named = next(iter(config.architectures or ()), None)
+    given = config.architectures
+    named = given if isinstance(given, str) else next(iter(given or ()), None)
     text = getattr(config, "text_config", None)
     if text is not None and not config.is_encoder_decoder and (named is None or named.endswith("ForConditionalGeneration")):
         text_class = _mapped("MODEL_FOR_CAUSAL_LM_MAPPING", text) or _text_model(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from propcheck.errors import PropcheckError
 from propcheck.inputs import token_ids
@@ -74,7 +76,8 @@ def python_task(probe: Probe, what: object = None, args: Mapping[str, Any] | Non
             _cast(model, precision.parameters)
         elif precision is not None:
             model = model.to(precision.parameters)
-        return Target(model.train(probe.scan.mode == "train"), target.batch, target.loss, target.blocks)
+        batch = target.batch if precision is None else _in_dtype(target.batch, precision.parameters)
+        return Target(model.train(probe.scan.mode == "train"), batch, target.loss, target.blocks)
 
     return Task(
         build=build,
@@ -84,6 +87,18 @@ def python_task(probe: Probe, what: object = None, args: Mapping[str, Any] | Non
         precision=own,
         source=probe.inputs.source,
     )
+
+
+def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a batch, or the function that makes it, with its floating-point tensors in the model's dtype."""
+    if not callable(batch):
+        return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, batch)
+
+    @functools.wraps(batch)
+    def made(*args: Any) -> Any:
+        return _in_dtype(batch(*args), dtype)
+
+    return made
 
 
 def _find(target: str) -> object:
