@@ -361,11 +361,14 @@ class Follower(TorchFunctionMode):
     def _take_gradient(self, tensor: Tensor, addition: Addition, column: str, *, in_place: bool) -> None:
         """Measure the gradient of ``tensor`` once, for every column that asks for it."""
         tensor = outermost(tensor) if column == "stream" else tensor
-        if in_place and tensor._is_view() and tensor._base is not None:  # noqa: SLF001
+        geometry = None
+        base = tensor._base if in_place and tensor._is_view() else None  # noqa: SLF001
+        if base is not None:
             # What overwrites a view leads its gradient past the view, to the tensor below it.
-            if tensor._base.numel() != tensor.numel():  # noqa: SLF001
+            if not base.is_contiguous():
                 return
-            tensor = tensor._base  # noqa: SLF001
+            geometry = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
+            tensor = base
         if not tensor.requires_grad:
             return
         seen, slots = tensor.__dict__.get(_SLOTS, (None, []))
@@ -374,14 +377,16 @@ class Follower(TorchFunctionMode):
             tensor.__dict__[_SLOTS] = (version(tensor), slots)
 
             def hook(gradient: Tensor) -> None:
-                wanted = [(one, name) for one, name in slots if not one.inner]
-                if wanted:
-                    norm = frobenius(self._real(gradient))
-                    for one, name in wanted:
-                        one.gradients[name] = norm
+                norms: dict[Any, Tensor] = {}
+                for one, name, part in slots:
+                    if not one.inner:
+                        if part not in norms:
+                            own = gradient if part is None else gradient.contiguous().as_strided(*part)
+                            norms[part] = frobenius(self._real(own))
+                        one.gradients[name] = norms[part]
 
             tensor.register_hook(hook)
-        slots.append((addition, column))
+        slots.append((addition, column, geometry))
 
 
 _SLOTS = "_propcheck_slots"

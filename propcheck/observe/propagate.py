@@ -399,10 +399,11 @@ def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]])
     for own, other, tensor in ((labels[0], labels[1], operands[0]), (labels[1], labels[0], operands[1])):
         found = next((one for one in signals if one[0] is tensor), None)
         width = own[-1:]
-        if found is None or not _is_stream(found[1].node) or width not in output or width in other or "." in own + other:
+        if found is None or not _is_stream(found[1].node) or width not in output or width in other or "." in own.lstrip("."):
             continue
-        sizes = dict(zip(own, tensor.shape, strict=True))
-        summed = [label for label in own if label in other and label not in output]
+        letters = own.lstrip(".")  # of the last dimensions, behind an ellipsis
+        sizes = dict(zip(letters, tensor.shape[-len(letters) :], strict=True))
+        summed = [label for label in letters if label in other and label not in output]
         if summed and all(sizes[label] <= sizes[width] * _STREAMS_PER_WIDTH for label in summed):
             return [found]
     return []
