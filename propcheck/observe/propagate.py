@@ -179,7 +179,10 @@ class Propagation:
         for tensor, names in brought:
             for parameter in names:
                 self.roles.setdefault(parameter, _role(name, kwargs, tensor, normalises=normalises, ungained=ungained))
-        if name in PRODUCTS:
+        spread = _spread_by_einsum(name, args, signals)
+        if spread:
+            signals = spread
+        elif name in PRODUCTS:
             streams = _mixed_streams(name, args, signals)
             if not streams:
                 kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
@@ -387,6 +390,19 @@ def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor,
         if square and mixed is not None and _is_stream(mixed[1].node):
             return [mixed]
     return []
+
+
+def _spread_by_einsum(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
+    """Return what an einsum that sums over nothing repeats with a weight for each place: b n d, b n s -> b n s d."""
+    if name != "einsum" or not args or not isinstance(args[0], str) or "->" not in args[0]:
+        return []
+    inputs, output = args[0].replace(" ", "").split("->")
+    labels = inputs.split(",")
+    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if len(labels) != 2 or len(operands) != 2 or set(inputs) - {","} - set(output):
+        return []
+    wide = [operand for own, operand in zip(labels, operands, strict=True) if own[-1:] == output[-1:]]
+    return [one for one in signals if any(one[0] is operand for operand in wide)]
 
 
 def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
