@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck.observe.branch import Branch, Path, ancestors, branch, path
+from propcheck.observe.branch import Branch, Path, branch, path, walk
 from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated
 
 if TYPE_CHECKING:
@@ -177,20 +177,40 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
         # What encloses it used it last; or what used it after that is inside a branch itself: a state handed from layer to
         # layer beside the stream.
         one.inner = one.enclosed and (not one.touched or (bool(after) and all(other.inner for other in after)))
-    for chain in _chains(additions):
-        nodes = {one.node for one in chain if one.node is not None}
-        # A stream is read through weights; the keys of an attention, on the way to another update, are not.
-        if any(node.read for node in nodes) and not any(node.weighed for node in nodes):
-            later = [one for one in additions if one not in chain and one.updates]
-            if any(nodes & ancestors(update.trace) for one in later for update in one.updates):
-                for one in chain:
-                    one.inner = True
+    # A stream is read through weights; the keys of an attention, on the way to another update, are not.
+    unweighed = [chain for chain in _chains(additions) if _is_read(chain) and not _is_read(chain, weighed=True)]
+    for one in _passed_on(unweighed, additions):
+        one.inner = True
     for one in additions:
         one.settled = True
         if used is not None and one.node not in used:  # the last state of a recurrence
             assert one.node is not None
             earlier = last_addition(one.operand_node) or last_addition(one.base)
             one.inner |= not one.node.read or (earlier is not None and earlier.inner)
+
+
+def _is_read(chain: Sequence[Addition], *, weighed: bool = False) -> bool:
+    nodes = [one.node for one in chain if one.node is not None]
+    return any(node.weighed if weighed else node.read for node in nodes)
+
+
+def _passed_on(chains: Sequence[Sequence[Addition]], additions: Sequence[Addition]) -> list[Addition]:
+    """Return the additions of those chains from which the update of an addition beside them was computed."""
+    bits = {one.node: 1 << index for index, chain in enumerate(chains) for one in chain if one.node is not None}
+    if not bits:
+        return []
+    from_chains: dict[int, int] = {}  # by step: of which chains
+    for step in walk([update.trace for one in additions for update in one.updates]):
+        found = bits.get(step.node, 0) if step.node is not None else 0
+        for parent in step.parents:
+            found |= from_chains.get(parent.order, 0)
+        from_chains[step.order] = found
+    reached = 0
+    for one in additions:
+        own = bits.get(one.node, 0) if one.node is not None else 0
+        for update in one.updates:
+            reached |= from_chains.get(update.trace.order, 0) & ~own
+    return [one for index, chain in enumerate(chains) if reached >> index & 1 for one in chain]
 
 
 def _chains(additions: Sequence[Addition]) -> list[list[Addition]]:

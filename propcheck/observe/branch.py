@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from propcheck.observe.trace import Addition, Node, Norm, Trace
     from propcheck.records import Sublayer
@@ -81,7 +81,7 @@ def path(trace: Trace, base: Node | None, since: int | None = None) -> Path:
 
     reached: set[int] = set()
     if base is not None:
-        for one in _walk(trace, newer):
+        for one in walk([trace], newer):
             if one.node is base or any(parent.order in reached for parent in one.parents):
                 reached.add(one.order)
 
@@ -93,16 +93,16 @@ def path(trace: Trace, base: Node | None, since: int | None = None) -> Path:
 
     steps = [
         one
-        for one in _walk(trace, until_others)
+        for one in walk([trace], until_others)
         if base is None or (one.order != base.order and (one.order in reached or one.order > beside))
     ]
     return Path(steps, steps if base is None else [one for one in steps if one.order in reached])
 
 
-def _walk(trace: Trace, onward: Callable[[Trace], list[Trace]]) -> list[Trace]:
-    """Return ``trace`` and what ``onward`` leads to from it, in order."""
+def walk(ends: Iterable[Trace], onward: Callable[[Trace], Iterable[Trace]] = lambda step: step.parents) -> list[Trace]:
+    """Return ``ends`` and what ``onward`` leads to from them, in order."""
     found: dict[int, Trace] = {}
-    pending = [trace]
+    pending = list(ends)
     while pending:
         one = pending.pop()
         if one.order not in found:
@@ -113,12 +113,12 @@ def _walk(trace: Trace, onward: Callable[[Trace], list[Trace]]) -> list[Trace]:
 
 def ancestors(trace: Trace) -> set[Node]:
     """Return every node from which ``trace`` was computed."""
-    return {one.node for one in _walk(trace, lambda step: list(step.parents)) if one.node is not None}
+    return {one.node for one in walk([trace]) if one.node is not None}
 
 
 def lineage(trace: Trace) -> set[int]:
     """Return the orders of the steps from a node to this copy of it."""
-    own = _walk(trace, lambda step: [parent for parent in step.parents if parent.node is trace.node])
+    own = walk([trace], lambda step: [parent for parent in step.parents if parent.node is trace.node])
     return {one.order for one in own}
 
 
