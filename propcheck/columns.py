@@ -38,7 +38,8 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "token_correlation": "Mean cosine between the token vectors of the sum.",
         "norm_input_rms": "RMS of what enters the norm that the sublayer reads through.",
         "epsilon_share": "Fraction of tokens whose mean square is below 10 eps at the norm that the sublayer reads through.",
-        "grad_stream_norm": "Norm (Frobenius over the batch) of the loss gradient with respect to the stream.",
+        "grad_stream_norm": "Norm (Frobenius over the batch) of the loss gradient with respect to the stream operand, with "
+        "all that reads it; of a cast or scaled copy, the copy's.",
         "grad_update_norm": "Norm of the loss gradient with respect to the update.",
         "grad_sum_norm": "Norm of the loss gradient with respect to the sum.",
         "param_grad_norm": "Norm of the gradients of all parameters on the way from the stream to the update, "

@@ -237,7 +237,8 @@ DISCONTINUITY = Rule(
     "first one sets the scale and is not judged so. The first block is judged as a whole: its last sum_rms over the first "
     f"stream_rms, more than {FIRST_BLOCK_LIMIT:g}.",
     basis="The steepest healthy step after the first block is sqrt(2), and differs from the next, sqrt(1.5), by a factor of "
-    "1.15; a residual that is doubled or missing gives 2 or more. 1.5 lies midway. For the first block, embeddings of one "
+    "1.15; a residual that is doubled gives 2 or more. 1.5 lies midway. (One that is missing ends the stream.) "
+    "For the first block, embeddings of one "
     f"third of the first updates (GPT-2) gives 2.8; {FIRST_BLOCK_LIMIT:g} is this tool's own, no published cut-off was found.",
     source="Takase 2023, arXiv 2312.16903 (embeddings of std 0.02 invite spikes, of about 1 avoid them); additive law from "
     "Xiong 2020, arXiv 2002.04745, Lemma 2.",
