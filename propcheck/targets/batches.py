@@ -92,6 +92,23 @@ def draw_batch(model: PreTrainedModel, head: Head, inputs: InputsConfig, seed: i
     return batch if labels is None else {**batch, "labels": labels}
 
 
+# What configs call the number of their positions: of the model, or of its decoder.
+_POSITIONS = (("max_position_embeddings", "n_positions"), ("max_target_positions",))
+
+
+def _most_tokens(config: PreTrainedConfig, names: Iterable[str]) -> int | None:
+    text = _text(config)
+    return min((value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0), default=None)
+
+
+def within_positions(inputs: InputsConfig, config: PreTrainedConfig) -> tuple[InputsConfig, tuple[str, ...]]:
+    """Return the inputs with no more tokens than the config has positions, where nobody asked for a number; and a note."""
+    most = min((one for names in _POSITIONS if (one := _most_tokens(config, names)) is not None), default=None)
+    if most is None or inputs.tokens <= most or "tokens" in inputs.model_fields_set:
+        return inputs, ()
+    return inputs.model_copy(update={"tokens": most}), (f"{most} tokens: the config has positions for no more.",)
+
+
 class _Draw:
     """The draws of one batch, in order."""
 
@@ -110,8 +127,8 @@ class _Draw:
         """Draw token ids [batch, tokens], the padding id left out, which models mask."""
         text = _text(self.config)
         tokens = self.inputs.tokens
-        names = ("max_target_positions",) if of_decoder else ("max_position_embeddings", "n_positions")
-        most = min((value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0), default=None)
+        names = _POSITIONS[of_decoder]
+        most = _most_tokens(self.config, names)
         if most is not None and tokens > most:
             raise PropcheckError(f"inputs.tokens = {tokens} is more than the config's {names[0]} = {most}; --tokens {most}")
         vocabulary = self._vocabulary(text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from propcheck.errors import PropcheckError
-from propcheck.targets.batches import draw_batch, head_of, source_of
+from propcheck.targets.batches import draw_batch, head_of, source_of, within_positions
 from propcheck.targets.losses import random_direction
 from propcheck.targets.precision import PRESETS, preset_of
 from propcheck.targets.target import Target, Task
@@ -74,6 +74,8 @@ def huggingface_task(probe: Probe) -> Task:
         if hasattr(chosen.config, "use_cache"):
             chosen.config.use_cache = False
         head = head_of(chosen.model_class, chosen.config)
+    inputs, fewer = within_positions(probe.inputs, chosen.config)
+    notes = (*notes, *fewer)
     precision = PRESETS[preset]
     if head == "none":
         without = (
@@ -95,11 +97,11 @@ def huggingface_task(probe: Probe) -> Task:
 
     return Task(
         build=build,
-        batch=lambda model, seed: draw_batch(model, head, probe.inputs, seed),  # type: ignore[arg-type] # what build returns
+        batch=lambda model, seed: draw_batch(model, head, inputs, seed),  # type: ignore[arg-type] # what build returns
         autocast=precision.autocast,
         loss_scale=precision.loss_scale,
         precision=preset,
-        source=source_of(chosen.model_class.main_input_name, probe.inputs),
+        source=source_of(chosen.model_class.main_input_name, inputs),
         notes=(*chosen.notes, *notes),
         around=_offline,
     )

@@ -394,3 +394,11 @@ def test_every_config_class_that_builds_by_default_gives_its_keys():
     from propcheck.targets.huggingface import _keys_of
 
     assert {"num_hidden_layers", "rope_parameters", "dtype"} <= _keys_of(CONFIG_MAPPING["llama"])
+
+
+def test_tokens_that_nobody_asked_for_are_no_more_than_the_positions(tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = propcheck.scan(str(tmp_path))
+    assert run.record.inputs.tokens == 64
+    assert "64 tokens: the config has positions for no more." in run.notes
