@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+import propcheck
 from propcheck.build.record import record
 from propcheck.cli import run
 from propcheck.errors import PropcheckError
