@@ -62,6 +62,7 @@ class Conductor:
     _running: Unit | None = None
     _pending: dict[str, int] = field(default_factory=dict)  # by parameter: calls whose backward is still to come
     _refused: str | None = None
+    _growth: int = 0  # the most that the process grew by in one unit
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.refuse, self.names, self.use)
@@ -72,12 +73,16 @@ class Conductor:
         raise CannotCutError(self._refused)
 
     def keeps(self, unit: Unit, before: int) -> bool:
-        """After the forward of a unit: whether its graph stays, judged by what the process has grown by since ``before``.
+        """After the forward of a unit: whether its graph stays; a block's is judged by what the process has grown by since ``before``.
 
-        Beside it there must be room for another one as large: the next one's, or one that is computed again.
+        Beside what is kept there must be room for the largest graph that was seen, and as much again to differentiate it. The
+        first blocks show how large that is: later ones use memory that these gave back.
         """
+        if unit.block is None:  # what follows the blocks is needed again at once
+            return unit.path in self.resident
         now = self.occupied()
-        if unit.path in self.resident and now + max(now - before, 0) > self.budget:
+        self._growth = max(self._growth, now - before)
+        if unit.path in self.resident and now + 2 * self._growth > self.budget:
             self.resident -= {unit.path}
         return unit.path in self.resident
 

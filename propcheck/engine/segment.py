@@ -60,13 +60,13 @@ class Call:
         conductor, unit = self.conductor, self.unit
         conductor.progress("forward", unit)
         kept = unit.path in conductor.resident
-        before = conductor.occupied() if kept else 0
+        before = conductor.occupied()
         conductor.weights.bring(unit)
         follower = conductor.follower
         with follower.segment(unit.block, None, measure=True, differentiate=kept):
             inputs, passed, result = self._compute()
         self.last_site = follower.next_site
-        self.in_memory = kept and conductor.keeps(unit, before)
+        self.in_memory = conductor.keeps(unit, before)
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - what happens here is not the model's doing
             return self._cut(given, inputs, passed, result)
 
