@@ -73,10 +73,11 @@ class Conductor:
         raise CannotCutError(self._refused)
 
     def keeps(self, unit: Unit, before: int) -> bool:
-        """After the forward of a unit: whether its graph stays; a block's is judged by what the process has grown by since ``before``.
+        """After the forward of a unit: whether its graph stays.
 
-        Beside what is kept there must be room for the largest graph that was seen, and as much again to differentiate it. The
-        first blocks show how large that is: later ones use memory that these gave back.
+        That of a block is judged by what the process has grown by since ``before``: beside what is kept there must be room for
+        the largest graph that was seen, and as much again to differentiate it. The first blocks show how large that is: later
+        ones use memory that these gave back.
         """
         if unit.block is None:  # what follows the blocks is needed again at once
             return unit.path in self.resident
