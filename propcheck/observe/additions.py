@@ -98,9 +98,9 @@ def _closed(
     *,
     before: Addition | None = None,
 ) -> Residual:
-    updates = tuple(parts.get(update, (update,)))
+    updates = tuple(parts.get(update, ()))
     branches = [branch(stream, one, path(one, base), base) for one in updates]
-    if len({_family(one) for one in branches}) < 2:  # experts and shared experts, a layer and its adapter
+    if len({_family(one) for one in branches}) < 2:  # one update: experts and shared experts, a layer and its adapter
         updates, branches = (update,), [branch(stream, update, found, base)]
     for one in branches:
         # A branch lies in one block; what spans several is a stream of its own, within a longer skip.
@@ -168,7 +168,7 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
     """
     following: dict[Addition, list[Addition]] = {}
     for one in additions:
-        previous = last_addition(one.operand_node) or last_addition(one.base)
+        previous = _continued(one)
         if previous is not None:
             following.setdefault(previous, []).append(one)
     for one in reversed(additions):
@@ -185,8 +185,13 @@ def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
         one.settled = True
         if used is not None and one.node not in used:  # the last state of a recurrence
             assert one.node is not None
-            earlier = last_addition(one.operand_node) or last_addition(one.base)
+            earlier = _continued(one)
             one.inner |= not one.node.read or (earlier is not None and earlier.inner)
+
+
+def _continued(one: Addition) -> Addition | None:
+    """Return the last addition whose sum an addition was made to; of a gated stream, that of the stream before its gate."""
+    return last_addition(one.operand_node) or last_addition(one.base)
 
 
 def _is_read(chain: Sequence[Addition], *, weighed: bool = False) -> bool:
@@ -217,7 +222,7 @@ def _chains(additions: Sequence[Addition]) -> list[list[Addition]]:
     """Return the additions of each stream together."""
     chains: dict[Addition, list[Addition]] = {}
     for one in additions:
-        previous = last_addition(one.operand_node) or last_addition(one.base)
+        previous = _continued(one)
         chain = chains[previous] if previous is not None else []
         chain.append(one)
         chains[one] = chain
@@ -228,16 +233,15 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
     """Return the sites among ``additions``, numbered in order."""
     found: list[Site] = []
     kept = [one for one in additions if not one.inner]
-    following: dict[Addition, list[Addition]] = {}
-    for one in kept:
-        previous = _previous(one.first)
-        if previous is not None:
-            following.setdefault(previous, []).append(one)
     last: dict[Addition, Addition] = {one.first: one for one in kept}  # of a parallel block
     numbers: dict[Addition, int] = {}  # of the last site of each
     before: dict[Addition, Addition | None] = {one: _previous(one.first) for one in kept}
+    following: dict[Addition, list[Addition]] = {}
+    for one, previous in before.items():
+        if previous is not None:
+            following.setdefault(previous, []).append(one)
     for one in kept:
-        whole = last[one.first]
+        whole, previous = last[one.first], before[one]
         after = following.get(whole, [])
         normed = (
             any(other.stream.norm is not None for other in after) if after else whole.node is not None and whole.node.normed
@@ -258,7 +262,7 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
                     update_dtype=update.dtype,
                     statistics=update.statistics,
                     gradients=dict(gradients),
-                    continues=numbers.get(previous) if (previous := before[one]) is not None else None,
+                    continues=None if previous is None else numbers.get(previous),
                     followed=bool(after),
                     normed=normed,
                 )

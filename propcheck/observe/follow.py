@@ -227,7 +227,7 @@ class Follower(TorchFunctionMode):
         if how is not None:
             factors = {one: found.alpha if one == scaled else 1 for one in ("stream", "update")}
             own = kept(stream, factors["stream"], copied=found.in_place)
-            # A scaled sum of updates is one update.
+            # An update whose parts are of one kind is one update.
             pieces = parts_of(update) if len(how.updates) > 1 else ((update, None),)
             updates = tuple(kept(one, factors["update"], copied=found.in_place).expand_as(stream) for one, _ in pieces)
         result: Tensor = func(*args, **kwargs)

@@ -194,7 +194,7 @@ class Propagation:
             # A gate or a weight for each token scales what it is multiplied with.
             signals = [one for one in signals if one[0].dim() and one[0].shape[-1] != 1] or signals
         operand, trace = max(signals, key=lambda one: one[1].product)
-        if name in SCANS and _is_stream(trace.node) and not trace.step_size:  # it mixes the tokens of the stream itself
+        if name in SCANS and is_stream(trace.node) and not trace.step_size:  # it mixes the tokens of the stream itself
             return self._product(name, signals, weights, parents=parents)
         features = _features(name, trace) | ({"stepped"} if stepped else set())
         if name in EXPONENTIALS and trace.step_size:
@@ -249,7 +249,7 @@ class Propagation:
             kept = [trace for tensor, trace in signals if tensor is minuend]
         else:
             kept = traces if name in ADDITIONS | COLLECTIONS else []
-        if name in SUMS and not all(_is_stream(trace.node) for trace in traces):
+        if name in SUMS and not all(is_stream(trace.node) for trace in traces):
             # Beside what was computed from it, a normed copy of the stream is read, not handed on.
             kept = [trace for trace in kept if trace.norm is None]
         # A gate is not what wrote the branch.
@@ -387,7 +387,7 @@ def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor,
     left, right = args[:2]
     for matrix, mixed, width in ((left, found[1], right.shape[-1]), (right, found[0], left.shape[-2] if left.dim() > 1 else 0)):
         square = matrix.dim() > 2 and matrix.shape[-1] == matrix.shape[-2] <= width * _STREAMS_PER_WIDTH
-        if square and mixed is not None and _is_stream(mixed[1].node):
+        if square and mixed is not None and is_stream(mixed[1].node):
             return [mixed]
     return []
 
@@ -415,7 +415,7 @@ def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]])
     for own, other, tensor in ((labels[0], labels[1], operands[0]), (labels[1], labels[0], operands[1])):
         found = next((one for one in signals if one[0] is tensor), None)
         width = own[-1:]
-        if found is None or not _is_stream(found[1].node) or width not in output or width in other or "." in own.lstrip("."):
+        if found is None or not is_stream(found[1].node) or width not in output or width in other or "." in own.lstrip("."):
             continue
         letters = own.lstrip(".")  # of the last dimensions, behind an ellipsis
         sizes = dict(zip(letters, tensor.shape[-len(letters) :], strict=True))
@@ -423,10 +423,6 @@ def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]])
         if summed and all(sizes[label] <= sizes[width] * _STREAMS_PER_WIDTH for label in summed):
             return [found]
     return []
-
-
-def _is_stream(node: Node | None) -> bool:
-    return node is not None and is_stream(node)
 
 
 def tensors_in(values: Any) -> list[Tensor]:

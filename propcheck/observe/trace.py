@@ -135,9 +135,9 @@ def gated(node: Node) -> list[Node]:
     return [one.node for one in node.factors if one.node is not None and is_stream(one.node)]
 
 
-def is_stream(node: Node) -> bool:
+def is_stream(node: Node | None) -> bool:
     """Whether a node is where a stream may begin, a sum, or a collection of these."""
-    return node.kind in ("root", "sum") or any(map(is_stream, node.carries))
+    return node is not None and (node.kind in ("root", "sum") or any(map(is_stream, node.carries)))
 
 
 def contained(node: Node, oldest: int = 0) -> list[Node]:

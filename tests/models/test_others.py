@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from once import scanned_once
 from others import CANNOT_BF16, OTHERS
 from others_sites import OTHERS_SITES
 
@@ -49,20 +50,11 @@ WITHOUT_UNIFORM = {"wav2vec2", "hubert", "segformer", "detr", "mask2former", "cl
 
 @pytest.fixture(scope="module")
 def scans():
-    known = {}
-
-    def scan(name, precision):
-        if (name, precision) not in known:
-            known[name, precision] = propcheck.scan(lambda: _target(name, precision), precision=precision)
-        return known[name, precision]
-
-    return scan
+    return scanned_once(_target)
 
 
-def _target(name, precision):
+def _target(name):
     model, batch = OTHERS[name]()
-    if precision == "bf16":
-        batch = {key: value.bfloat16() if value.is_floating_point() else value for key, value in batch.items()}
     has_loss = "labels" in batch or "return_loss" in batch
     return propcheck.Target(model, batch=batch, loss=None if has_loss else random_direction)
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from torch.utils._pytree import tree_map
+from once import scanned_once
 from x_transformers_models import CANNOT_BF16, X_TRANSFORMERS
 
 import propcheck
@@ -38,22 +38,12 @@ PLACEMENTS = {
 
 @pytest.fixture(scope="module")
 def scans():
-    known = {}
-
-    def scan(name, precision):
-        if (name, precision) not in known:
-            known[name, precision] = propcheck.scan(lambda: _target(name, precision), precision=precision)
-        return known[name, precision]
-
-    return scan
+    return scanned_once(_target)
 
 
-def _target(name, precision):
+def _target(name):
     made = X_TRANSFORMERS[name]
-    batch = made.batch()
-    if precision == "bf16":
-        batch = tree_map(lambda value: value.bfloat16() if value.is_floating_point() else value, batch)
-    return propcheck.Target(made.build(), batch=batch, loss=made.loss)
+    return propcheck.Target(made.build(), batch=made.batch(), loss=made.loss)
 
 
 @pytest.mark.parametrize(("name", "precision"), RUNS)
