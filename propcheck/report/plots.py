@@ -85,8 +85,8 @@ def write_plots(run: Run, directory: Path) -> list[Path]:
 def _forward(figure: Figure, run: Run, curve: depth.Profile) -> None:
     axes = _axes(figure, run, curve, "Forward: RMS by residual addition", "RMS")
     drawn = [
-        _line(axes, _series(run, curve.sites, "sum_rms"), "sum", _DARK, "-"),
-        _line(axes, _series(run, curve.sites, "stream_rms"), "stream (before the addition)", _GREY, "--"),
+        *_lines(axes, run, "sum_rms", "sum", _DARK, "-"),
+        *_lines(axes, run, "stream_rms", "stream (before the addition)", _GREY, "--"),
     ]
     for kind, members in _by_kind(curve):
         drawn.append(_marks(axes, _series(run, members, "update_rms"), f"update: {kind}", *_KINDS[kind]))
@@ -96,9 +96,9 @@ def _forward(figure: Figure, run: Run, curve: depth.Profile) -> None:
 def _backward(figure: Figure, run: Run, curve: depth.Profile) -> None:
     axes = _axes(figure, run, curve, "Backward: gradient norms by residual addition", "norm of the gradient")
     drawn = [
-        _line(axes, _series(run, curve.sites, "grad_stream_norm"), "stream", _DARK, "-"),
-        _line(axes, _series(run, curve.sites, "grad_sum_norm"), "sum", _GREY, "--"),
-        _line(axes, _series(run, curve.sites, "grad_update_norm"), "update", "#E69F00", ":"),
+        *_lines(axes, run, "grad_stream_norm", "stream", _DARK, "-"),
+        *_lines(axes, run, "grad_sum_norm", "sum", _GREY, "--"),
+        *_lines(axes, run, "grad_update_norm", "update", "#E69F00", ":"),
     ]
     for kind, members in _by_kind(curve):
         drawn.append(_marks(axes, _series(run, members, "param_grad_norm"), f"parameters: {kind}", *_KINDS[kind]))
@@ -144,7 +144,13 @@ def _points(series: _Series) -> list[float]:
     return [value if value is not None and _drawable(value) else math.nan for value in series.values]
 
 
-def _line(axes: Axes, series: _Series, label: str, colour: str, style: str) -> _Series:
+def _lines(axes: Axes, run: Run, column: str, label: str, colour: str, style: str) -> list[_Series]:
+    """Draw a line for each stream: none leads from an encoder to its decoder."""
+    parts = [_series(run, stream.sites, column) for stream in depth.streams(run)]
+    return [_line(axes, part, label if part is parts[0] else None, colour, style) for part in parts]
+
+
+def _line(axes: Axes, series: _Series, label: str | None, colour: str, style: str) -> _Series:
     # A gap in a line hides a lone point between two gaps; a small dot shows it.
     axes.plot(
         series.sites, _points(series), style, color=colour, label=label, linewidth=1.5, marker=".", markersize=2.5, zorder=2

@@ -201,10 +201,8 @@ def summary_lines(run: Run, curve: depth.Profile) -> list[str]:
     list of str
         One sentence or two a line.
     """
-    stream, gradient = depth.stream_span(curve), depth.gradient_span(curve)
     lines = [
-        _span_line("Stream RMS", "after", curve, stream, ""),
-        _span_line("Gradient norm", "before", curve, gradient, " backward"),
+        *(line for stream in _spanned(run, curve) for line in _span_lines(stream)),
         _loss_line(run),
         _seed_line(run, curve),
         _engine_line(run),
@@ -215,6 +213,19 @@ def summary_lines(run: Run, curve: depth.Profile) -> list[str]:
     if run.path is not None:
         lines.append(f"Files: {run.path}")
     return [line for line in lines if line]
+
+
+def _spanned(run: Run, curve: depth.Profile) -> list[depth.Profile]:
+    """Return the streams whose growth is said: the only one, or of several those that run through blocks enough."""
+    streams = depth.streams(run)
+    return [one for one in streams if depth.stream_span(one) is not None] if len(streams) > 1 else [curve]
+
+
+def _span_lines(curve: depth.Profile) -> list[str]:
+    return [
+        _span_line("Stream RMS", "after", curve, depth.stream_span(curve), ""),
+        _span_line("Gradient norm", "before", curve, depth.gradient_span(curve), " backward"),
+    ]
 
 
 def _span_line(name: str, side: str, curve: depth.Profile, span: depth.Span | None, direction: str) -> str:

@@ -64,3 +64,15 @@ def test_a_run_without_a_drawable_value_is_drawn(value, tmp_path):
     names = ("stream_rms", "update_rms", "sum_rms", "grad_stream_norm", "grad_sum_norm", "grad_update_norm", "param_grad_norm")
     plots.write_plots(run_of([dataclasses.replace(r, **dict.fromkeys(names, value)) for r in additive(1)]), tmp_path)
     plots.write_plots(run_of([]), tmp_path)
+
+
+def test_no_line_leads_from_one_stream_to_the_next(monkeypatch, tmp_path):
+    first = additive(3)
+    half = len(first) // 2
+    sites = [dataclasses.replace(one, continues=None if one.site in (0, half) else one.site - 1) for one in first]
+    lines = []
+    real = plots._line
+    monkeypatch.setattr(plots, "_line", lambda axes, series, *rest: lines.append(series.sites) or real(axes, series, *rest))
+    plots.write_plots(run_of(sites), tmp_path)
+    ends = (tuple(range(half)), tuple(range(half, len(first))))
+    assert set(lines) == set(ends)

@@ -130,3 +130,22 @@ def test_numbers_have_three_significant_digits(value, plain, aligned):
 def test_plurals():
     assert (count(1, "site"), count(2, "site"), count(3, "branch")) == ("1 site", "2 sites", "3 branches")
     assert (places("block", [4]), places("block", [9, 4])) == ("block 4", "blocks 4 to 9")
+
+
+def test_two_streams_are_summed_up_one_by_one():
+    """An encoder that doubles and a decoder that begins anew at the first size and triples: nothing is said across them."""
+    encoder = [
+        dataclasses.replace(record, continues=record.site - 1 if record.site else None) for record in factors(8, forward=2.0)
+    ]
+    more = len(encoder)
+    decoder = [
+        dataclasses.replace(
+            record, site=record.site + more, block=record.block + 8, continues=record.site + more - 1 if record.site else None
+        )
+        for record in factors(8, forward=3.0)
+    ]
+    run = run_of([*encoder, *decoder])
+    lines = [line for line in summary_lines(run, depth.profile(run)) if line.startswith("Stream RMS")]
+    assert [line.partition(": ")[2].partition(",")[0] for line in lines] == ["x2 a block", "x3 a block"]
+    assert "after block 7" in lines[0]
+    assert "after block 8" in lines[1]
