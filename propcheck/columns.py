@@ -1,4 +1,4 @@
-"""One line a column of the two Parquet files; ``docs/columns.md`` is made from these."""
+"""One line a column of the three Parquet files; ``docs/columns.md`` is made from these."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; null where it could not be told.",
         "continues": "The site whose sum this one's stream is; null where a stream begins.",
         "masked": "Whether a mask that was drawn at random (stochastic depth) lies on the way to the update.",
+        "promoted": "What gave the stream a wider dtype since the sum before, though nothing cast it: the function and its "
+        "other operand; null where nothing did.",
         "stream_dtype": "Dtype of the stream operand of the addition.",
         "update_dtype": "Dtype of the update operand of the addition.",
         "stream_norm": "Norm of the stream: root of the mean over tokens of the squared L2 norm.",
@@ -37,7 +39,14 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "nonfinite": "NaN and infinite elements in the sum.",
         "token_correlation": "Mean cosine between the token vectors of the sum.",
         "norm_input_rms": "RMS of what enters the norm that the sublayer reads through.",
+        "norm_output_rms": "RMS of what leaves that norm, its gain included.",
         "epsilon_share": "Fraction of tokens whose mean square is below 10 eps at the norm that the sublayer reads through.",
+        "bare_read": "Whether the sublayer also reads the stream past that norm; null where it has none.",
+        "attention_logit_rms": "RMS of the attention's logits (scaled, before the softmax) over the pairs that no mask hides; "
+        "null where they cannot be seen.",
+        "attention_logit_absmax": "Largest magnitude among them.",
+        "attention_entropy": "Mean entropy of the attention's weights over that of uniform ones (over what each query may see, "
+        "queries that see one key left out): 1 is uniform, 0 a single key.",
         "grad_stream_norm": "Norm (Frobenius over the batch) of the loss gradient with respect to the stream operand, with "
         "all that reads it; of a cast or scaled copy, the copy's.",
         "grad_update_norm": "Norm of the loss gradient with respect to the update.",
@@ -46,6 +55,10 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "the norm it reads through included.",
         "theory_sum_rms": "Predicted sum_rms; null where no prediction applies.",
         "theory_grad_norm": "Predicted gradient norm of the stream; null where no prediction applies.",
+        "shadow_stream_error": "With --shadow: ||stream - that of the fp32 pass|| / ||that of the fp32 pass||.",
+        "shadow_update_error": "The same of the update.",
+        "shadow_grad_stream_error": "The same of the gradient with respect to the stream.",
+        "shadow_grad_update_error": "The same of the gradient with respect to the update.",
     }
 )
 
@@ -59,6 +72,9 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "shape": "Shape.",
         "dtype": "Dtype.",
         "numel": "Number of elements.",
+        "site": "The first site in whose branch it is; null outside the branches.",
+        "writes": "Whether it is the matrix that wrote the update of a site, the residual projection; null where it is in no "
+        "branch.",
         "fan_in": "Inputs of one of its units, as torch.nn.init counts them: shape[1] x taps. Null for what is no matrix of a "
         "linear layer, convolution or embedding (a lookup counts like the head that it may be tied to), and for stacks of "
         "matrices.",
@@ -70,10 +86,36 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "zeros": "Elements that are exactly zero.",
         "nonfinite": "NaN and infinite elements.",
         "duplicate_rows": "Rows that equal an earlier row.",
+        "fp64_error": "Of a half-precision buffer that calls without chance made: the largest difference from what the same "
+        "calls give in fp64, beyond the rounding of its own dtype; null elsewhere.",
         "requires_grad": "Whether it is trained.",
         "grad_state": "norm (finite, not zero), zero, none (no path from the loss) or nonfinite; null where not observed.",
         "grad_norm": "Frobenius norm of its gradient.",
         "used": "Whether any operation of the forward pass used it; null where not observed.",
+    }
+)
+
+NORM_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "seed": "Seed of weights and inputs.",
+        "norm": "Normalisation, numbered from 0 in forward order.",
+        "site": "The site in whose branch it is, or of a norm on the stream, whose sum it reads; null elsewhere.",
+        "block": "Layer that it belongs to; null outside the blocks.",
+        "place": "read: the first thing that a branch does to the stream; inside: within a branch (queries, keys, heads); "
+        "written: the last thing before the addition; stream: on the stream itself, between two additions; outside: elsewhere "
+        "(the embedding's, the final one).",
+        "module": "Path of the module that ran it.",
+        "parameter": "Name of its gain; null where it has none.",
+        "kind": "What it divides by: the root of the mean_square, of the variance, or the length (root of the sum of squares).",
+        "dtype": "Dtype in which the statistic was computed.",
+        "width": "Elements that are normalised together.",
+        "eps": "What is added to the statistic; null where none was seen.",
+        "input_rms": "RMS of its input.",
+        "input_absmax": "Largest absolute value in its input.",
+        "output_rms": "RMS of its output, the gain included.",
+        "gain": "RMS of the gain as it is applied: of 1 + weight where that is multiplied; null where it has none.",
+        "epsilon_share": "Fraction of the vectors whose statistic is below 10 eps.",
+        "zero_share": "Fraction of the vectors that are not zero and whose output is.",
     }
 )
 
@@ -91,6 +133,7 @@ def markdown() -> str:
     for title, rows, columns in (
         ("sublayers.parquet", "one row a seed and site", SUBLAYER_COLUMNS),
         ("parameters.parquet", "one row a parameter or buffer", PARAMETER_COLUMNS),
+        ("norms.parquet", "one row a seed and normalisation", NORM_COLUMNS),
     ):
         lines += ["", f"## {title}", "", f"{rows[0].upper()}{rows[1:]}.", "", "| column | meaning |", "|---|---|"]
         lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in columns.items()]

@@ -10,7 +10,19 @@ import json
 import math
 from typing import Any
 
-from propcheck.records import SCHEMA_VERSION, EngineInfo, Finding, InputInfo, LossInfo, ModelInfo, Place, Run
+from propcheck.records import (
+    SCHEMA_VERSION,
+    Angle,
+    Doubling,
+    EngineInfo,
+    Finding,
+    InputInfo,
+    LossInfo,
+    ModelInfo,
+    Origin,
+    Place,
+    Run,
+)
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -78,18 +90,27 @@ def run_from_document(document: dict[str, Any]) -> Run:
         seeds=tuple(run["seeds"]),
         engine=EngineInfo(**run["engine"]),
         versions=dict(run["versions"]),
-        loss=LossInfo(**{key: restore(value) for key, value in document["loss"].items()}),  # type: ignore[arg-type]
+        loss=LossInfo(**_numbers(document["loss"], *document["loss"])),
         config_hash=document["config_hash"],
         command=document["command"],
         sites=(),
         parameters=(),
         findings=tuple(_finding(item) for item in document["findings"]),
         notes=tuple(document["notes"]),
-        unobserved=tuple(document.get("unobserved", ())),  # runs of version 0.1 have none
+        unobserved=tuple(document.get("unobserved", ())),  # runs of version 0.1 have none, nor the next three
+        doublings=tuple(Doubling(**item) for item in document.get("doublings", ())),
+        angles=tuple(Angle(**_numbers(item, "largest", "error")) for item in document.get("angles", ())),
+        origins=tuple(Origin(**{**item, "tokens": tuple(item["tokens"])}) for item in document.get("origins", ())),
         settings=dict(document["settings"]),
     )
 
 
 def _finding(item: dict[str, Any]) -> Finding:
     place = None if item["site"] is None else Place(**item["site"])
-    return Finding(**{**item, "site": place, "value": restore(item["value"]), "expected": restore(item["expected"])})
+    also = tuple(item.get("also", ()))
+    return Finding(**{**_numbers(item, "value", "expected"), "site": place, "also": also})
+
+
+def _numbers(item: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Give ``item`` with its numbers restored under ``keys``."""
+    return {**item, **{key: restore(item[key]) for key in keys}}

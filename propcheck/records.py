@@ -16,6 +16,8 @@ SCHEMA_VERSION = 1
 Sublayer = Literal["attention", "linear_attention", "ssm", "mlp", "moe", "other"]
 Severity = Literal["error", "warning", "note"]
 GradState = Literal["norm", "zero", "none", "nonfinite"]
+NormPlace = Literal["read", "inside", "written", "stream", "outside"]
+NormKind = Literal["mean_square", "variance", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class SiteRecord:
     placement: str | None
     continues: int | None = None
     masked: bool | None = None
+    promoted: str | None = None
     stream_dtype: str | None = None
     update_dtype: str | None = None
     stream_norm: float | None = None
@@ -49,13 +52,45 @@ class SiteRecord:
     nonfinite: int | None = None
     token_correlation: float | None = None
     norm_input_rms: float | None = None
+    norm_output_rms: float | None = None
     epsilon_share: float | None = None
+    bare_read: bool | None = None
+    attention_logit_rms: float | None = None
+    attention_logit_absmax: float | None = None
+    attention_entropy: float | None = None
     grad_stream_norm: float | None = None
     grad_update_norm: float | None = None
     grad_sum_norm: float | None = None
     param_grad_norm: float | None = None
     theory_sum_rms: float | None = None
     theory_grad_norm: float | None = None
+    shadow_stream_error: float | None = None
+    shadow_update_error: float | None = None
+    shadow_grad_stream_error: float | None = None
+    shadow_grad_update_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormRecord:
+    """One normalisation of one seed; the fields are the columns of ``norms.parquet``, in order."""
+
+    seed: int
+    norm: int
+    site: int | None
+    block: int | None
+    place: NormPlace
+    module: str | None
+    parameter: str | None
+    kind: NormKind
+    dtype: str
+    width: int
+    eps: float | None = None
+    input_rms: float | None = None
+    input_absmax: float | None = None
+    output_rms: float | None = None
+    gain: float | None = None
+    epsilon_share: float | None = None
+    zero_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +105,8 @@ class ParameterRecord:
     shape: tuple[int, ...]
     dtype: str
     numel: int
+    site: int | None = None
+    writes: bool | None = None
     fan_in: int | None = None
     fan_out: int | None = None
     init_calls: str | None = None
@@ -79,6 +116,7 @@ class ParameterRecord:
     zeros: int | None = None
     nonfinite: int | None = None
     duplicate_rows: int | None = None
+    fp64_error: float | None = None
     requires_grad: bool = True
     grad_state: GradState | None = None
     grad_norm: float | None = None
@@ -120,10 +158,61 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class LossInfo:
-    """First loss (mean over seeds) and ln(vocabulary), the loss of a uniform guess; None where there is no vocabulary."""
+    """First loss (mean over seeds) and ln(vocabulary), the loss of a uniform guess; None where there is no vocabulary.
+
+    ``logit_std`` is the standard deviation of a token's logits over the vocabulary (root of the mean variance over the tokens),
+    ``logit_absmax`` the largest magnitude among them; None where the logits were not seen.
+    """
 
     value: float | None
     uniform: float | None
+    logit_std: float | None = None
+    logit_absmax: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubling:
+    """An addition that counts the stream twice, ``x + x`` or ``x + (x + F)``; ``site`` is the first site that continues it."""
+
+    site: int | None
+    block: int | None
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Angle:
+    """A sine or cosine of angles that are too coarse.
+
+    ``largest`` is the largest angle and ``error`` what rounding may have taken from it, both in radians; ``dtype`` is the
+    coarsest on the way to it, and ``parameter`` the tensor that has it (None: one that the forward pass computed).
+    """
+
+    module: str | None
+    block: int | None
+    parameter: str | None
+    dtype: str
+    largest: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first operation that made a NaN or an infinity out of finite numbers.
+
+    ``inputs`` says what it was given, in words; ``tokens`` are the first positions that it spoilt, ``affected`` of
+    ``positions`` in all (None where its result has no tokens).
+    """
+
+    seed: int
+    direction: Literal["forward", "backward"]
+    value: Literal["NaN", "infinity"]
+    function: str
+    module: str | None
+    block: int | None
+    inputs: str
+    tokens: tuple[int, ...] = ()
+    affected: int | None = None
+    positions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +239,7 @@ class Finding:
     expected: float | str | None
     message: str
     remedy: str
+    also: tuple[str, ...] = ()  # consequences that are not findings of their own: "PC302 at 41 sites"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +259,10 @@ class Run:
     command: str | None
     sites: tuple[SiteRecord, ...]
     parameters: tuple[ParameterRecord, ...]
+    norms: tuple[NormRecord, ...] = ()
+    doublings: tuple[Doubling, ...] = ()
+    angles: tuple[Angle, ...] = ()
+    origins: tuple[Origin, ...] = ()
     findings: tuple[Finding, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
     unobserved: tuple[str, ...] = field(default=())  # one sentence a place that could not be followed, its module path first

@@ -1,7 +1,7 @@
-"""The run directory: ``sublayers.parquet``, ``parameters.parquet`` and ``run.json``.
+"""The run directory: ``sublayers.parquet``, ``parameters.parquet``, ``norms.parquet`` and ``run.json``.
 
 Schemas are explicit, so that a column's type never depends on what one scan happened to find. Every file is written under a
-temporary name and renamed, and ``run.json`` goes last and names the digests of the other two: a scan that is killed leaves
+temporary name and renamed, and ``run.json`` goes last and names the digests of the others: a scan that is killed leaves
 either the old run, or a directory that is refused, never a mixture that reads well.
 """
 
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from propcheck.columns import PARAMETER_COLUMNS, SUBLAYER_COLUMNS
+from propcheck.columns import NORM_COLUMNS, PARAMETER_COLUMNS, SUBLAYER_COLUMNS
 from propcheck.document import dumps, run_document, run_from_document
 from propcheck.errors import PropcheckError
-from propcheck.records import SCHEMA_VERSION, ParameterRecord, Run, SiteRecord
+from propcheck.records import SCHEMA_VERSION, NormRecord, ParameterRecord, Run, SiteRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ _ARROW_TYPES = {
 }
 
 
-def _schema(record: type[SiteRecord | ParameterRecord], descriptions: Any) -> pa.Schema:
+def _schema(record: type[SiteRecord | ParameterRecord | NormRecord], descriptions: Any) -> pa.Schema:
     # Everything that is neither a number, a flag nor a shape is text: names, kinds, dtypes.
     return pa.schema(
         [
@@ -52,6 +52,7 @@ def _schema(record: type[SiteRecord | ParameterRecord], descriptions: Any) -> pa
 
 SUBLAYERS_SCHEMA: pa.Schema = _schema(SiteRecord, SUBLAYER_COLUMNS)
 PARAMETERS_SCHEMA: pa.Schema = _schema(ParameterRecord, PARAMETER_COLUMNS)
+NORMS_SCHEMA: pa.Schema = _schema(NormRecord, NORM_COLUMNS)
 
 
 def write_run(run: Run, directory: Path) -> None:
@@ -73,6 +74,7 @@ def write_run(run: Run, directory: Path) -> None:
     contents = {
         "sublayers.parquet": _parquet(run.sites, SUBLAYERS_SCHEMA, metadata),
         "parameters.parquet": _parquet(run.parameters, PARAMETERS_SCHEMA, metadata),
+        "norms.parquet": _parquet(run.norms, NORMS_SCHEMA, metadata),
     }
     document = {
         **run_document(run),
@@ -80,6 +82,7 @@ def write_run(run: Run, directory: Path) -> None:
         "command": run.command,
         "notes": list(run.notes),
         "unobserved": list(run.unobserved),
+        **{name: [dataclasses.asdict(one) for one in getattr(run, name)] for name in ("doublings", "angles", "origins")},
         "settings": run.settings,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
@@ -115,7 +118,9 @@ def _metadata(run: Run) -> dict[str, str]:
 
 
 def _parquet(
-    records: tuple[SiteRecord, ...] | tuple[ParameterRecord, ...], schema: pa.Schema, metadata: dict[str, str]
+    records: tuple[SiteRecord, ...] | tuple[ParameterRecord, ...] | tuple[NormRecord, ...],
+    schema: pa.Schema,
+    metadata: dict[str, str],
 ) -> bytes:
     arrays = [pa.array([getattr(r, f.name) for r in records], type=f.type, from_pandas=False) for f in schema]
     buffer = io.BytesIO()
@@ -159,10 +164,13 @@ def read_run(directory: Path) -> Run:
         raise PropcheckError(f"{json_path}: not a propcheck run (missing or wrong key: {error})") from error
     sites = _rows(directory / "sublayers.parquet", SUBLAYERS_SCHEMA, digests)
     parameters = _rows(directory / "parameters.parquet", PARAMETERS_SCHEMA, digests)
+    # Runs of version 0.1 have none.
+    norms = _rows(directory / "norms.parquet", NORMS_SCHEMA, digests) if "norms.parquet" in digests else []
     return dataclasses.replace(
         run,
         sites=tuple(SiteRecord(**row) for row in sites),
         parameters=tuple(ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in parameters),
+        norms=tuple(NormRecord(**row) for row in norms),
     )
 
 

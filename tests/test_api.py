@@ -70,6 +70,7 @@ def test_a_saved_run_reads_back(tmp_path):
         "run.json",
         "sublayers.parquet",
         "parameters.parquet",
+        "norms.parquet",
         "forward.png",
         "backward.png",
     }

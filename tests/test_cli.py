@@ -205,7 +205,12 @@ def test_pictures_of_an_earlier_run_do_not_stay_beside_a_new_one(tmp_path):
     run(command)
     assert {"forward.png", "backward.png"} < {path.name for path in tmp_path.iterdir()}
     run([*command, "--no-plots"])
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "sublayers.parquet", "parameters.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run.json",
+        "sublayers.parquet",
+        "parameters.parquet",
+        "norms.parquet",
+    }
     assert read_run(tmp_path).settings["model"]["width"] == 32
 
 

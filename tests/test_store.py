@@ -13,7 +13,7 @@ from synthetic import factors, parameter, qwen, run_of
 
 from propcheck import columns, rules, store
 from propcheck.errors import PropcheckError
-from propcheck.records import ParameterRecord, SiteRecord
+from propcheck.records import Angle, Doubling, NormRecord, Origin, ParameterRecord, SiteRecord
 
 
 @pytest.fixture
@@ -26,6 +26,10 @@ def run():
         ],
         loss=math.inf,
         notes=("one", "två"),
+        norms=(NormRecord(0, 0, 1, 0, "read", "n", "n.weight", "mean_square", "float32", 8, eps=1e-6, output_rms=math.inf),),
+        doublings=(Doubling(site=1, block=0, module="a"), Doubling(site=None, block=None, module=None)),
+        angles=(Angle("rope", 0, None, "bfloat16", largest=2048.0, error=math.inf),),
+        origins=(Origin(0, "forward", "NaN", "softmax", "a", 0, "scores that are -inf in whole rows", (0, 1), 2, 16),),
         unobserved=("encoder.layers.0: runs as one fused function",),
     )
     odd = dataclasses.replace(run.sites[2], block=None, module=None, cosine=None, sum_mean=math.nan, sum_absmax=-math.inf)
@@ -89,9 +93,14 @@ def test_run_json_is_strict(run, tmp_path):
     assert document["run"]["model"]["class"] == "Synthetic"
 
 
-def test_nothing_but_the_three_files_is_left_behind(run, tmp_path):
+def test_nothing_but_the_four_files_is_left_behind(run, tmp_path):
     store.write_run(run, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["parameters.parquet", "run.json", "sublayers.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "norms.parquet",
+        "parameters.parquet",
+        "run.json",
+        "sublayers.parquet",
+    ]
 
 
 def test_an_interrupted_write_leaves_no_temporary_file_and_a_refused_mixture(run, tmp_path, monkeypatch):
@@ -111,7 +120,7 @@ def test_an_interrupted_write_leaves_no_temporary_file_and_a_refused_mixture(run
         store.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["run.json", "sublayers.parquet", "parameters.parquet"])
+@pytest.mark.parametrize("name", ["run.json", "sublayers.parquet", "parameters.parquet", "norms.parquet"])
 def test_a_missing_file_is_named(name, run, tmp_path):
     store.write_run(run, tmp_path)
     (tmp_path / name).unlink()
@@ -119,7 +128,7 @@ def test_a_missing_file_is_named(name, run, tmp_path):
         store.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["run.json", "sublayers.parquet", "parameters.parquet"])
+@pytest.mark.parametrize("name", ["run.json", "sublayers.parquet", "parameters.parquet", "norms.parquet"])
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
 def test_a_truncated_file_is_named(name, kept, run, tmp_path):
     store.write_run(run, tmp_path)

@@ -182,7 +182,8 @@ def _print_findings(run: Run, console: Console) -> None:
     for finding in run.findings:
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.rule} {finding.name}")
         console.print(head, highlight=False)
-        console.print(Padding(Text(f"{finding.message}\n{finding.remedy}"), (0, 0, 0, 2)), highlight=False)
+        also = f"\nAlso: {', '.join(finding.also)}." if finding.also else ""
+        console.print(Padding(Text(f"{finding.message}\n{finding.remedy}{also}"), (0, 0, 0, 2)), highlight=False)
     console.print()
 
 

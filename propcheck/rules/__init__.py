@@ -6,6 +6,7 @@ Rules judge; they neither render nor know how the run was made.
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,8 @@ from propcheck import depth
 from propcheck.errors import PropcheckError
 from propcheck.records import Finding, Run, Severity
 from propcheck.rules import backward, forward, initial, jumps, observed, precision, unused, values
-from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.rule import Hit, Relation, Rule
+from propcheck.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -104,28 +106,73 @@ def judge(
         ]
         for rule in rules
     }
+    found = [_Found(rule, hit, note) for rule in rules for hit, note in hits[rule.id]]
+    causes = {id(one): _cause(one, found) for one in found}
+    folded: dict[int, dict[str, set[int]]] = {}  # by cause: the rules that it broke too, and where
+    for one in found:
+        cause = _first_cause(one, causes)
+        if cause is not one:
+            folded.setdefault(id(cause), {}).setdefault(one.rule.id, set()).update(one.hit.sites)
     findings: list[tuple[int, str, int, Finding]] = []
-    for rule in rules:
-        change = changes.get(rule.id)
-        for hit, note in hits[rule.id]:
-            leaders = hits.get(rule.yields_to, []) if rule.yields_to else []
-            if any(set(hit.sites) <= set(leader.sites) for leader, _ in leaders):
-                continue
-            severity = (change and change.severity) or hit.severity or rule.severity
-            finding = Finding(
-                rule=rule.id,
-                name=rule.name,
-                severity=severity,
-                site=hit.place,
-                metric=hit.metric,
-                value=hit.value,
-                expected=hit.expected,
-                message=hit.message + note,
-                remedy=hit.remedy or rule.remedy,
-            )
-            findings.append((_ORDER[severity], rule.id, min(hit.sites, default=-1), finding))
+    for one in found:
+        if causes[id(one)] is not None:
+            continue
+        rule, hit, change = one.rule, one.hit, changes.get(one.rule.id)
+        severity = (change and change.severity) or hit.severity or rule.severity
+        finding = Finding(
+            rule=rule.id,
+            name=rule.name,
+            severity=severity,
+            site=hit.place,
+            metric=hit.metric,
+            value=hit.value,
+            expected=hit.expected,
+            message=hit.message + one.note,
+            remedy=hit.remedy or rule.remedy,
+            also=tuple(
+                f"{id_} at {count(len(sites), 'site')}" if sites else id_
+                for id_, sites in sorted(folded.get(id(one), {}).items())
+            ),
+        )
+        findings.append((_ORDER[severity], rule.id, min(hit.sites, default=-1), finding))
     findings.sort(key=lambda item: item[:3])
     return tuple(item[3] for item in findings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    rule: Rule
+    hit: Hit
+    note: str
+
+
+def _cause(one: _Found, found: Sequence[_Found]) -> _Found | None:
+    """Find the hit that explains another one: of the rule that it names first."""
+    for leader, relation in one.rule.follows:
+        for other in found:
+            if other.rule.id == leader and other is not one and _related(one.hit.sites, other.hit.sites, relation):
+                return other
+    return None
+
+
+def _first_cause(one: _Found, causes: Mapping[int, _Found | None]) -> _Found:
+    """Follow causes to the one that has none."""
+    cause = causes[id(one)]
+    return one if cause is None else _first_cause(cause, causes)
+
+
+def _related(own: tuple[int, ...], cause: tuple[int, ...], relation: Relation) -> bool:
+    """Whether a hit's sites lie to those of a possible cause as ``relation`` says; a hit without sites is everywhere."""
+    if relation == "any" or not cause:
+        return True
+    if not own:
+        return False
+    return {
+        "same": set(own) <= set(cause),
+        "touching": bool(set(own) & set(cause)),
+        "after": min(own) >= min(cause),
+        "before": max(own) <= max(cause),
+    }[relation]
 
 
 def _hits(rule: Rule, run: Run, whole: depth.Profile, single: Sequence[depth.Profile], limit: float) -> list[tuple[Hit, str]]:

@@ -217,7 +217,7 @@ DOMINANT_UPDATE = Rule(
     remedy="Scale the branch's output projection down (1/sqrt(2 x blocks)), or bring the embedding up to the scale of the "
     "updates.",
     check=_dominant_update,
-    yields_to="PC205",
+    follows=(("PC205", "same"),),
 )
 
 DISCONTINUITY = Rule(

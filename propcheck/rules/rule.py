@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from propcheck.depth import Profile
 
+Relation = Literal["any", "same", "touching", "after", "before"]
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -37,7 +39,9 @@ class Rule:
 
     ``pool`` says what several seeds mean: "median" judges the median over seeds of each site, "any" every seed by itself.
     ``of`` says what is judged by itself: every stream of a model, or the run as a whole.
-    A hit whose sites are all covered by a hit of the rule ``yields_to`` is left out: that rule names the cause.
+    A hit of a rule that ``follows`` names, which has the given relation to this one, is the cause of it: this one is then no
+    finding of its own, but folded under that one. ``any``: wherever the cause is; ``same``: all sites of this hit are among
+    the cause's; ``touching``: one is; ``after``: none lies before the cause's first, ``before``: none behind its last.
     """
 
     id: str
@@ -54,7 +58,7 @@ class Rule:
     check: Callable[[Profile, Run, float], Sequence[Hit]]
     pool: Literal["median", "any"] = "median"
     of: Literal["stream", "run"] = "stream"
-    yields_to: str | None = None
+    follows: tuple[tuple[str, Relation], ...] = ()
 
     def explain(self) -> str:
         """Explain the rule in plain Markdown, without a final newline."""

@@ -24,9 +24,9 @@ def test_the_document_has_the_contracts_keys():
     assert set(document["run"]) == {"path", "target", "model", "precision", "inputs", "seeds", "engine", "versions"}
     assert set(document["run"]["model"]) == {"class", "parameters", "blocks", "sites", "width", "placement"}
     assert {"mode", "wall_seconds", "peak_rss_bytes"} <= set(document["run"]["engine"])
-    assert set(document["loss"]) == {"value", "uniform"}
+    assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax"}
     finding = document["findings"][0]
-    assert set(finding) == {"rule", "name", "severity", "site", "metric", "value", "expected", "message", "remedy"}
+    assert set(finding) == {"rule", "name", "severity", "site", "metric", "value", "expected", "message", "remedy", "also"}
     assert set(finding["site"]) == {"site", "block", "sublayer", "module", "parameter"}
     assert len(document["sublayers"]) == 128
     assert list(document["sublayers"][0]) == [f.name for f in dataclasses.fields(SiteRecord)]
