@@ -49,6 +49,13 @@ class Run:
         return _frame(self.record.parameters, PARAMETERS_SCHEMA)
 
     @property
+    def norms(self) -> pd.DataFrame:
+        """A row a seed and normalisation, with the columns of ``norms.parquet``."""
+        from propcheck.store import NORMS_SCHEMA
+
+        return _frame(self.record.norms, NORMS_SCHEMA)
+
+    @property
     def findings(self) -> tuple[records.Finding, ...]:
         """What the rules found, each with ``rule``, ``name``, ``severity``, ``site``, ``message`` and ``remedy``."""
         return self.record.findings

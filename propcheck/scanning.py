@@ -25,6 +25,7 @@ from propcheck.observe.rows import site_records
 from propcheck.probe import TOKEN_SOURCES, config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
 from propcheck.rules.experts import idle_experts
+from propcheck.rules.family import pattern
 from propcheck.targets.blame import target_error
 from propcheck.targets.choose import task_of
 from propcheck.targets.precision import described
@@ -32,9 +33,10 @@ from propcheck.targets.precision import described
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from propcheck.observe.additions import Site
     from propcheck.probe import Probe
     from propcheck.progress import Progress
-    from propcheck.records import SiteRecord, Sublayer
+    from propcheck.records import NormRecord, SiteRecord
     from propcheck.targets.target import Target, Task
 
 
@@ -118,6 +120,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
     seeds = probe.scan.seeds
     passes: list[Pass] = []
     rows: list[SiteRecord] = []
+    norms: list[NormRecord] = []
     if progress is not None:
         progress.start(float(len(seeds)))
     try:
@@ -130,6 +133,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
 
                 one = execute(watched, seed, memory=memory, device=device, workers=workers, progress=report)
                 rows += site_records(one.sites, seed, one.gradients)
+                norms += one.norms
                 passes.append(one)
     finally:
         if progress is not None:
@@ -159,12 +163,15 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
             "numpy": np.__version__,
             **({"transformers": sys.modules["transformers"].__version__} if probe.kind == "huggingface" else {}),
         },
-        loss=LossInfo(sum(one.loss for one in passes) / len(passes), first.uniform_loss),
+        loss=_loss_info(passes),
         config_hash=config_hash(probe),
         command=command,
         settings=probe.model_dump(mode="json"),
         sites=tuple(rows),
         parameters=_parameters(first),
+        norms=tuple(norms),
+        doublings=first.doublings,
+        angles=first.angles,
         unobserved=first.unobserved,
         notes=(
             *task.notes,
@@ -174,6 +181,17 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
         ),
     )
     return dataclasses.replace(run, notes=(*run.notes, *idle_experts(run)))
+
+
+def _loss_info(passes: list[Pass]) -> LossInfo:
+    """Return means over the seeds; of the largest logit, the largest."""
+    logits = [one.logits for one in passes if one.logits is not None]
+    return LossInfo(
+        value=sum(one.loss for one in passes) / len(passes),
+        uniform=passes[0].uniform_loss,
+        logit_std=sum(one.std for one in logits) / len(logits) if logits else None,
+        logit_absmax=max(one.absmax for one in logits) if logits else None,
+    )
 
 
 def _input_info(one: Pass, source: str) -> InputInfo:
@@ -222,28 +240,36 @@ def _model_info(one: Pass, rows: list[SiteRecord]) -> ModelInfo:
     )
 
 
+_WRITING = ("linear", "convolution")
+
+
 def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
     """Return the rows of ``parameters.parquet``: those of the first seed."""
-    sublayers: dict[str, Sublayer] = {}
+    owners: dict[str, Site] = {}
+    writers: set[tuple[str, int]] = set()  # pattern and site: experts are written by each other's like
     for site in one.sites:
+        writers |= {(pattern(name), site.number) for name in site.branch.output}
         for name in site.branch.parameters:
-            sublayers.setdefault(name, site.branch.sublayer())
+            owners.setdefault(name, site)
     records = []
     for entry in one.entries:
         counted = one.census.get(entry.name)
         gradient = one.gradients.get(entry.name)
         role = one.roles.get(entry.name)
         fan_in, fan_out = fans(entry.shape, role)
+        owner = owners.get(entry.name)
         records.append(
             ParameterRecord(
                 name=" = ".join(entry.names),
                 role=role,
                 block=one.block_of.get(entry.name),
-                sublayer=sublayers.get(entry.name),
+                sublayer=None if owner is None else owner.branch.sublayer(),
                 kind="buffer" if entry.kind == "buffer" else "parameter",
                 shape=entry.shape,
                 dtype=str(entry.dtype).removeprefix("torch."),
                 numel=entry.numel,
+                site=None if owner is None else owner.number,
+                writes=None if owner is None else role in _WRITING and (pattern(entry.name), owner.number) in writers,
                 fan_in=fan_in,
                 fan_out=fan_out,
                 init_calls=one.init_calls[entry.name],

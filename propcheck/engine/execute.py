@@ -22,6 +22,8 @@ from propcheck.engine.weights import Weights
 from propcheck.errors import PropcheckError
 from propcheck.observe.census import Census, census
 from propcheck.observe.follow import Follower
+from propcheck.observe.rows import norm_records
+from propcheck.observe.statistics import Logits, logit_statistics
 from propcheck.targets.target import call
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from propcheck.engine.built import Built
     from propcheck.engine.units import Unit
     from propcheck.observe.additions import Site
+    from propcheck.records import Angle, Doubling, NormRecord
     from propcheck.targets.target import Task
 
     Progress = Callable[[str, int | None, int, float], None]
@@ -56,6 +59,10 @@ class Pass:
     uniform_loss: float | None
     inputs: tuple[int, int]  # sequences, tokens of each
     unobserved: tuple[str, ...]  # a sentence for each place that could not be followed
+    norms: tuple[NormRecord, ...]
+    doublings: tuple[Doubling, ...]
+    angles: tuple[Angle, ...]
+    logits: Logits | None
     used: frozenset[str]  # the parameters and buffers that some operation of the forward pass used
     notes: tuple[str, ...]  # sentences: how the model was built and run, where that was not the usual way
 
@@ -191,6 +198,10 @@ def _run(
         uniform_loss=loss.uniform,
         inputs=shape_of(batch),
         unobserved=follower.unobserved,
+        norms=norm_records(follower.norms, follower.sites, seed, follower.block_of),
+        doublings=follower.doublings,
+        angles=follower.angles,
+        logits=None if loss.logits is None else logit_statistics(follower.real(loss.logits)),
         used=frozenset(conductor.used),
         notes=(*built.notes, *(() if uncut is None else (f"{uncut}; so the model was run whole, with all of it in memory.",))),
     )

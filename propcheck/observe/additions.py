@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck.observe.branch import Branch, Path, branch, path, walk
-from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated
+from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,6 +110,18 @@ def _closed(
     return Residual(update is operands[1], stream, updates, operands, base, before)
 
 
+def counted_twice(first: Trace, second: Trace) -> bool:
+    """Whether the sum of two tensors counts a stream twice: it is added to itself, or again to a sum that it is in."""
+    if first is second:
+        return is_stream(first.node)
+    for stream, other in ((first, second), (second, first)):
+        node = other.node
+        plain = not (stream.scalings or other.scalings or stream.norm or other.norm)
+        if plain and is_stream(stream.node) and node is not None and node.addition is not None:
+            return node.addition.operand_node is stream.node
+    return False
+
+
 def different_kinds(first: Trace, second: Trace) -> bool:
     """Whether the sum of two tensors may be of two updates: one mixes tokens and the other does not, or in another way."""
     if first.node is None or second.node is None or not (first.product and second.product):
@@ -154,6 +166,7 @@ class Site:
     continues: int | None  # the site whose sum the stream is; None where the stream begins
     followed: bool  # another addition continues the stream
     normed: bool  # the sum passed a norm before the stream was read again
+    order: int  # of the step that made the sum
 
 
 def settle(additions: Sequence[Addition], used: set[Node] | None) -> None:
@@ -265,6 +278,7 @@ def sites(additions: Sequence[Addition]) -> list[Site]:
                     continues=None if previous is None else numbers.get(previous),
                     followed=bool(after),
                     normed=normed,
+                    order=one.node.order if one.node is not None else 0,
                 )
             )
         numbers[one] = len(found) - 1

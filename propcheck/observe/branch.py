@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from propcheck.observe.attention import AttentionStatistics
     from propcheck.observe.trace import Addition, Node, Norm, Trace
     from propcheck.records import Sublayer
 
@@ -19,8 +20,12 @@ class Branch:
     features: frozenset[str]
     parameters: frozenset[str]
     read_norm: Norm | None
+    reads_bare: bool  # a product reads the stream without that norm too
     read_scalings: int
-    written_norm: bool
+    written_norm: Norm | None
+    norms: tuple[Norm, ...]  # all of them, in order
+    attentions: tuple[AttentionStatistics, ...]
+    output: frozenset[str]  # the parameters of the product that wrote the update
     module: str | None
     inner: frozenset[Addition]  # additions on the way
 
@@ -140,7 +145,14 @@ def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) 
         parameters=frozenset().union(*(step.parameters for step in inside)),
         read_norm=next((one.norm for one in readings if one.norm is not None), None),
         read_scalings=max((one.scalings for one in readings), default=0),
-        written_norm=update.norm is not None,
+        reads_bare=any(parent.norm is None and "product" in step.features for step, parent in entering if parent.node is base),
+        written_norm=update.norm,
+        norms=tuple(sorted({one.norm for one in inside if one.norm is not None}, key=lambda norm: norm.number)),
+        attentions=tuple(one.attention for one in inside if one.attention is not None),
+        output=next(
+            (one.parameters for one in reversed(inside) if "weighed" in one.features and one.product == update.product),
+            frozenset(),
+        ),
         module=update.module,
         inner=frozenset(step.node.addition for step in found.through if step.node not in (None, base) and step.node.addition),
     )

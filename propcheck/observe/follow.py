@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from propcheck.observe.additions import Residual, Site, residual, settle, sites
+from propcheck.observe.additions import Residual, Site, counted_twice, residual, settle, sites
+from propcheck.observe.angles import FUNCTIONS
 from propcheck.observe.branch import ancestors, path
 from propcheck.observe.functions import FUSED, SILENT
 from propcheck.observe.padding import padding_masks, real_positions
@@ -26,12 +27,13 @@ from propcheck.observe.statistics import addition_statistics, frobenius, joint_s
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
 from propcheck.observe.trace import Addition, Update, mark, outermost, signal_of, trace_of
 from propcheck.observe.weights import run_embedding, run_linear
+from propcheck.records import Angle, Doubling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from propcheck.observe.gradients import Ledger
-    from propcheck.observe.trace import Trace
+    from propcheck.observe.trace import Norm, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Follower(TorchFunctionMode):
         self._propagation = Propagation(names)
         self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
         self._kept: list[_Kept] = []  # of one stream
+        self._doubled: list[tuple[int, int | None, str | None]] = []  # the last step before, block and module
         self._block_of: dict[str, int | None] = {}  # by module
         self._since: dict[int, int] = {}  # by block: the last step before it began
         self._sites: list[Site] | None = None
@@ -76,7 +79,30 @@ class Follower(TorchFunctionMode):
     @property
     def roles(self) -> dict[str, str]:
         """What each parameter is for, as far as it was seen at work."""
-        return self._propagation.roles
+        stepped = frozenset().union(*(one.branch.parameters for one in self.sites if "decayed" in one.branch.features))
+        return self._propagation.roles | dict.fromkeys(self._propagation.step_biases & stepped, "step_bias")
+
+    @property
+    def norms(self) -> list[Norm]:
+        """The normalisations, in order."""
+        return self._propagation.norms.met
+
+    @property
+    def angles(self) -> tuple[Angle, ...]:
+        """The sines and cosines of angles in half precision."""
+        return self._propagation.angles.records(self.block_of)
+
+    @property
+    def doublings(self) -> tuple[Doubling, ...]:
+        """The additions that count the stream twice, once the pass is over."""
+        return tuple(
+            Doubling(next((one.number for one in self.sites if one.order > step), None), block, module)
+            for step, block, module in self._doubled
+        )
+
+    def block_of(self, module: str | None) -> int | None:
+        """Return the number of the block that a module is in."""
+        return self._block_of.get(module or "")
 
     @property
     def sites(self) -> list[Site]:
@@ -94,13 +120,14 @@ class Follower(TorchFunctionMode):
 
     def begin(self, batch: Any) -> None:
         """Say what the model is called with: what is computed from a float input is a signal; padding is not measured."""
-        self._propagation.masks = padding_masks(batch)
+        self._propagation.norms.masks = padding_masks(batch)
         for tensor in tree_leaves(batch):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 mark(tensor, self._propagation.begin("root"))
 
-    def _real(self, tensor: Tensor) -> Tensor:
-        return real_positions(tensor, self._propagation.masks)
+    def real(self, tensor: Tensor) -> Tensor:
+        """Return the rows of a tensor that are no padding."""
+        return real_positions(tensor, self._propagation.norms.masks)
 
     def end(self, loss: Tensor) -> None:
         """Say what the pass led to."""
@@ -188,6 +215,8 @@ class Follower(TorchFunctionMode):
         found = sum_of(name, args, kwargs) or fused_sum(name, args, kwargs, self._propagation if self.measure else None)
         if found is not None:
             return self._addition(func, args, kwargs, found)
+        if self.measure and name in FUNCTIONS:
+            self._propagation.angles.meet(args[-1] if args else kwargs["input"], self._propagation.module)
         linear = name == "linear"
         result = run_linear(func, args, kwargs, self._names, self.ledger) if linear else func(*args, **kwargs)
         if self.measure and name not in SILENT:
@@ -254,6 +283,8 @@ class Follower(TorchFunctionMode):
         }
         how = residual(first, second, parts, self._block())
         if how is None:
+            if found.alpha == 1 and counted_twice(first, second):
+                self._doubled.append((self._propagation.steps, self._block(), self._modules[-1][0] if self._modules else None))
             return None
         if found.alpha < 0 and not how.stream_is_first:
             return None  # the stream is what is taken away
@@ -319,7 +350,7 @@ class Follower(TorchFunctionMode):
             addition.before = how.before
         together = [*group, this]
         operands = [together[0].stream[0], result, *(one for member in together for one, _ in member.updates)]
-        found, total, *values = (self._real(channels_last(one, addition.channels)) for one in operands)
+        found, total, *values = (self.real(channels_last(one, addition.channels)) for one in operands)
         if len(values) == 1:
             measured = [addition_statistics(found, values[0], total)]
         else:
@@ -382,7 +413,7 @@ class Follower(TorchFunctionMode):
                     if not one.inner:
                         if part not in norms:
                             own = gradient if part is None else gradient.contiguous().as_strided(*part)
-                            norms[part] = frobenius(self._real(own))
+                            norms[part] = frobenius(self.real(own))
                         one.gradients[name] = norms[part]
 
             tensor.register_hook(hook)

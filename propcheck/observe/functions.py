@@ -45,6 +45,7 @@ VIEWS = {
 }  # fmt: skip
 # Of whose second operand only the shape or the dtype counts.
 AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
+CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "double"}
 EXPONENTIALS = {"exp", "exp_", "exp2", "expm1"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 SUMS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_"}

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from propcheck.observe.angles import Angles
+from propcheck.observe.attention import AttentionStatistics, from_logits, from_products
 from propcheck.observe.functions import (
     ADDITIONS,
     AS,
     ATTENTIONS,
+    CASTS,
     COLLECTIONS,
     CONVOLUTIONS,
     DIFFERENCES,
@@ -33,11 +36,10 @@ from propcheck.observe.functions import (
     UNBIASED,
     VIEWS,
 )
-from propcheck.observe.padding import real_positions
-from propcheck.observe.statistics import moments
+from propcheck.observe.mixing import mixed_streams, spread_by_einsum
+from propcheck.observe.norms import Norms
 from propcheck.observe.trace import (
     Node,
-    Norm,
     Trace,
     carried_since_addition,
     is_drawn,
@@ -50,6 +52,9 @@ from propcheck.observe.trace import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_HALVES = {torch.bfloat16, torch.float16}
 
 
 class Propagation:
@@ -65,8 +70,10 @@ class Propagation:
         self.roles: dict[str, str] = {}
         self.products = 0
         self.module: str | None = None  # the innermost one that runs
-        self.masks: tuple[Tensor, ...] = ()  # where positions are padding
-        self._norms = 0
+        self.norms = Norms(names)
+        self.coarse: dict[str, torch.dtype] = {}  # parameters and buffers of half precision that were met
+        self.angles = Angles(self.coarse, names)
+        self.step_biases: set[str] = set()  # vectors that were added before a softplus
         self.steps = 0
         self._names = names
 
@@ -114,6 +121,8 @@ class Propagation:
             parameter = self._names.get(id(operand))
             if parameter is not None:
                 brought.append((operand, frozenset({parameter})))
+                if operand.dtype in _HALVES:
+                    self.coarse[parameter] = operand.dtype
             elif trace is None:
                 unknown = True
             elif trace.kind != "signal":
@@ -129,10 +138,12 @@ class Propagation:
                 signals.append((operand, trace))
         weights = frozenset().union(*(names for _, names in brought))
         if signals:
-            trace = self._of_signals(name, args, kwargs, signals, factors, brought, weights)
+            trace = self._of_signals(name, args, kwargs, signals, factors, brought, weights, result)
         elif factors:  # eps added, a root taken
             rooted = factors[0].rooted or name in ROOTS or (name == "pow" and _is_root(args[-1]))
-            trace = self._factor(tuple(factors), weights, rooted=rooted)
+            added = next((one for one in args if isinstance(one, int | float)), None) if name in ADDITIONS else None
+            eps = factors[0].eps if added is None or factors[0].rooted else float(added)
+            trace = self._factor(tuple(factors), weights, rooted=rooted, reduced=factors[0].reduced, eps=eps)
         elif weights and unknown and name in PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
             begun = self.begin("root")  # zeros to start from, noise, positions
             made = [one for one in operands if trace_of(one) is None and id(one) not in self._names]
@@ -143,6 +154,8 @@ class Propagation:
             trace = Trace("weight", 0, parameters=weights)
         else:
             return
+        if name in ATTENTIONS | SOFTMAXES and trace.kind == "signal":
+            trace = replace(trace, attention=self._attention(name, args, kwargs, result))
         if any(is_drawn(one) for one in operands):
             trace = replace(trace, features=trace.features | {"drawn"})
         for value in tensors_in((result,)):
@@ -167,6 +180,7 @@ class Propagation:
         factors: list[Trace],
         brought: list[tuple[Tensor, frozenset[str]]],
         weights: frozenset[str],
+        result: Any,
     ) -> Trace:
         parents = (*(trace for _, trace in signals), *factors)
         for _, one in signals:  # what is used after an addition that seemed to enclose it lives on beside that
@@ -179,11 +193,11 @@ class Propagation:
         for tensor, names in brought:
             for parameter in names:
                 self.roles.setdefault(parameter, _role(name, kwargs, tensor, normalises=normalises, ungained=ungained))
-        spread = _spread_by_einsum(name, args, signals)
+        spread = spread_by_einsum(name, args, signals)
         if spread:
             signals = spread
         elif name in PRODUCTS:
-            streams = _mixed_streams(name, args, signals)
+            streams = mixed_streams(name, args, signals)
             if not streams:
                 kernel = kwargs.get("weight", args[1] if len(args) > 1 else None)
                 pointwise = name in CONVOLUTIONS and isinstance(kernel, Tensor) and kernel.shape[2:].numel() == 1
@@ -207,7 +221,8 @@ class Propagation:
             node = trace.node
             if name == "sum" and node is not None and node.kind == "merge" and node.order == trace.order and not node.carries:
                 return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
-            return self._factor(parents, weights, rooted=name in ROOTS)
+            made = result[0] if isinstance(result, tuple | list) else result
+            return self._factor(parents, weights, rooted=name in ROOTS, reduced=(name, made.dtype), eps=None)
         what: dict[str, Any] = {
             "node": trace.node,
             "parents": parents,
@@ -221,17 +236,79 @@ class Propagation:
             "routed": trace.routed or name in ROUTERS,
             "gate": trace.gate or name in GATES,
             "step_size": name == "softplus" or (trace.step_size and name not in EXPONENTIALS),
+            "promoted": self._promoted(name, args, kwargs, operand, trace.promoted, result),
         }
+        if name == "softplus":
+            self.step_biases |= self._biases(trace)
         if normalises:
-            what |= {"norm": self._normalised(trace, operand), "ungained": not weights}
+            norm = self.norms.meet(name, args, kwargs, operand, factors, result, self.module)
+            if trace.node is not None:
+                trace.node.normed = trace.node.read = True
+            what |= {"norm": norm, "ungained": not weights}
         elif name in SCALINGS:
             what["scalings"] += any(_is_number(value) for value in args if value is not operand)
             what["ungained"] = ungained and not weights
+            if ungained and weights and isinstance(result, Tensor) and what["norm"] is not None:
+                self.norms.gain(what["norm"], brought, result)
         return self.step(**what)
 
-    def _factor(self, parents: tuple[Trace, ...], weights: frozenset[str], *, rooted: bool) -> Trace:
+    def _biases(self, trace: Trace) -> frozenset[str]:
+        """Return the biases that were added last, since the node or in the product that made it."""
+        while True:
+            found = frozenset(name for name in trace.parameters if self.roles.get(name) == "bias")
+            own = [parent for parent in trace.parents if parent.node is trace.node and trace.node is not None]
+            if found or not own:
+                return found
+            trace = own[0]
+
+    def _promoted(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], operand: Tensor, before: str | None, result: Any
+    ) -> str | None:
+        """Say what gave a copy a wider dtype, if an operand of elementwise arithmetic did."""
+        if not isinstance(result, Tensor) or name in CASTS:
+            return None
+        if name not in SCALINGS | ADDITIONS | DIFFERENCES or operand.dtype not in _HALVES or result.dtype in _HALVES:
+            return before
+        other = next((one for one in tensors_in((*args, *kwargs.values())) if one.dtype == result.dtype), None)
+        if other is None:
+            return before
+        trace = trace_of(other)
+        of = ", ".join(sorted(trace.parameters)) if trace is not None and trace.kind == "weight" else ""
+        what = self._names.get(id(other)) or of or "a tensor"
+        return f"{name.strip('_')} with {what} ({str(other.dtype).removeprefix('torch.')})"
+
+    @staticmethod
+    def _attention(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> AttentionStatistics | None:
+        """Measure the logits and the weights of an attention, where they can be seen."""
+        with torch.no_grad():
+            if name == "scaled_dot_product_attention":
+                given = {**dict(zip(_SDPA, args, strict=False)), **kwargs}
+                return from_products(
+                    given["query"],
+                    given["key"],
+                    mask=given.get("attn_mask"),
+                    is_causal=given.get("is_causal", False),
+                    scale=given.get("scale"),
+                    enable_gqa=given.get("enable_gqa", False),
+                )
+            logits: Tensor = args[0] if args else kwargs["input"]
+            known = signal_of(logits)
+            if name not in ("softmax", "_softmax") or known is None or known.node is None or not known.node.mixed:
+                return None
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            return from_logits(logits, result) if dim in (-1, logits.dim() - 1) else None
+
+    def _factor(
+        self,
+        parents: tuple[Trace, ...],
+        weights: frozenset[str],
+        *,
+        rooted: bool,
+        reduced: tuple[str, torch.dtype] | None,
+        eps: float | None,
+    ) -> Trace:
         self.steps += 1
-        return Trace("factor", self.steps, parents=parents, parameters=weights, rooted=rooted)
+        return Trace("factor", self.steps, parents=parents, parameters=weights, rooted=rooted, reduced=reduced, eps=eps)
 
     def _merged(
         self,
@@ -292,7 +369,7 @@ class Propagation:
         elif len(signals) > 1:
             # Tokens are sent to their experts, not mixed, by a product with a choice that was made.
             features.add("routed" if any(trace.routed for _, trace in signals) else "mixed")
-        return self.begin(
+        made = self.begin(
             "product",
             parents=parents,
             parameters=weights,
@@ -300,14 +377,9 @@ class Propagation:
             product=self.products,
             module=self.module,
         )
-
-    def _normalised(self, trace: Trace, operand: Tensor) -> Norm:
-        """Note what a norm reads."""
-        self._norms += 1
-        if trace.node is not None:
-            trace.node.normed = trace.node.read = True
-        with torch.no_grad():
-            return Norm(self._norms, moments(real_positions(operand, self.masks)).mean_square)
+        if made.node is not None:
+            made.node.mixed = "mixed" in features
+        return made
 
 
 def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:
@@ -361,68 +433,6 @@ def _read(trace: Trace) -> list[Node]:
 def _is_activation(name: str, operand: Tensor, args: tuple[Any, ...]) -> bool:
     """Whether something computed from parameters is what a layer is applied to, [batch, tokens, width]."""
     return operand.dim() > 2 and bool(args) and operand is args[0] and (name == "linear" or name in NORMS)
-
-
-# Streams that are mixed with each other are few beside the width.
-_STREAMS_PER_WIDTH = 1 / 8
-
-
-def _mixed_streams(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
-    """Return the streams, if a product only mixes several streams with each other, each element by itself.
-
-    That is, [..., n, n] @ [..., n, width] or [..., width, n] @ [..., n, n] with what carries a stream, not a projection of it;
-    or attention over copies of streams with a learned query, in which the keys are the values.
-    """
-    by_id = {id(tensor): (tensor, trace) for tensor, trace in signals}
-    found = [by_id.get(id(value)) for value in args[:3]]
-    if name == "scaled_dot_product_attention":
-        keys, values = (found[1], found[2]) if len(found) == 3 else (None, None)
-        if found[0] is None and keys is not None and values is not None and keys[1].node is values[1].node:
-            return [values]
-        return []
-    if name == "einsum":
-        return _mixed_by_einsum(args, signals)
-    if name not in ("matmul", "bmm", "__matmul__") or len(found) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
-        return []
-    left, right = args[:2]
-    for matrix, mixed, width in ((left, found[1], right.shape[-1]), (right, found[0], left.shape[-2] if left.dim() > 1 else 0)):
-        square = matrix.dim() > 2 and matrix.shape[-1] == matrix.shape[-2] <= width * _STREAMS_PER_WIDTH
-        if square and mixed is not None and is_stream(mixed[1].node):
-            return [mixed]
-    return []
-
-
-def _spread_by_einsum(name: str, args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
-    """Return what an einsum that sums over nothing repeats with a weight for each place: b n d, b n s -> b n s d."""
-    if name != "einsum" or not args or not isinstance(args[0], str) or "->" not in args[0]:
-        return []
-    inputs, output = args[0].replace(" ", "").split("->")
-    labels = inputs.split(",")
-    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
-    if len(labels) != 2 or len(operands) != 2 or set(inputs) - {","} - set(output):
-        return []
-    wide = [operand for own, operand in zip(labels, operands, strict=True) if own[-1:] == output[-1:]]
-    return [one for one in signals if any(one[0] is operand for operand in wide)]
-
-
-def _mixed_by_einsum(args: tuple[Any, ...], signals: list[tuple[Tensor, Trace]]) -> list[tuple[Tensor, Trace]]:
-    """Return the stream, if an einsum sums it over a small dimension that is not its width, with weights for each position."""
-    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
-    if not args or not isinstance(args[0], str) or len(operands) != 2 or "->" not in args[0]:
-        return []
-    inputs, output = args[0].replace(" ", "").split("->")
-    labels = inputs.split(",")
-    for own, other, tensor in ((labels[0], labels[1], operands[0]), (labels[1], labels[0], operands[1])):
-        found = next((one for one in signals if one[0] is tensor), None)
-        width = own[-1:]
-        if found is None or not is_stream(found[1].node) or width not in output or width in other or "." in own.lstrip("."):
-            continue
-        letters = own.lstrip(".")  # of the last dimensions, behind an ellipsis
-        sizes = dict(zip(letters, tensor.shape[-len(letters) :], strict=True))
-        summed = [label for label in letters if label in other and label not in output]
-        if summed and all(sizes[label] <= sizes[width] * _STREAMS_PER_WIDTH for label in summed):
-            return [found]
-    return []
 
 
 def tensors_in(values: Any) -> list[Tensor]:

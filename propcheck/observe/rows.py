@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from propcheck.records import SiteRecord
+from propcheck.records import NormRecord, SiteRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from propcheck.observe.additions import Site
+    from propcheck.observe.trace import Norm
+    from propcheck.records import NormPlace
 
 
 def placements(sites: Sequence[Site]) -> list[str]:
@@ -30,9 +32,8 @@ def placements(sites: Sequence[Site]) -> list[str]:
     """
     found: list[str] = []
     for site in sites:
-        own = site.stream.norm.number if site.stream.norm is not None else None
-        read = site.branch.read_norm is not None and site.branch.read_norm.number != own
-        written = site.branch.written_norm
+        read = _read_norm(site) is not None
+        written = site.branch.written_norm is not None
         post = site.normed
         if not site.followed:  # the norm of the last sum is its own if the sum before it has its own, else the final one
             before = None if site.continues is None else found[site.continues]
@@ -67,7 +68,6 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
         root_width = site.shape[-1] ** 0.5
         stream, update, total = (seen[name] ** 0.5 for name in ("stream", "update", "sum"))
         correlation, nonfinite = seen["correlation"], int(seen["nonfinite"])
-        norm_input = column["norm_input"]
         own = [gradients[name] for name in sorted(site.branch.parameters) if name in gradients]
         records.append(
             SiteRecord(
@@ -79,6 +79,7 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
                 placement=placement,
                 continues=site.continues,
                 masked="drawn" in site.branch.features,
+                promoted=site.stream.promoted,
                 stream_dtype=str(site.stream_dtype).removeprefix("torch."),
                 update_dtype=str(site.update_dtype).removeprefix("torch."),
                 stream_norm=stream * root_width,
@@ -99,7 +100,13 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
                 nonfinite=nonfinite,
                 # nor of pairs where fewer than two tokens are not zero.
                 token_correlation=correlation if nonfinite or not math.isnan(correlation) else None,
-                norm_input_rms=None if norm_input is None else norm_input**0.5,
+                norm_input_rms=_root(column["norm_input"]),
+                norm_output_rms=_root(column["norm_output"]),
+                epsilon_share=column["epsilon_share"],
+                bare_read=site.branch.reads_bare if _read_norm(site) is not None else None,
+                attention_logit_rms=_root(column["logits"]),
+                attention_logit_absmax=column["logit_absmax"],
+                attention_entropy=_number(column["entropy"]),
                 grad_stream_norm=column["grad_stream"],
                 grad_update_norm=column["grad_update"],
                 grad_sum_norm=column["grad_sum"],
@@ -111,15 +118,16 @@ def site_records(sites: Sequence[Site], seed: int, gradients: Mapping[str, float
 
 _COLUMNS = (
     "stream", "update", "sum", "stream_mean", "update_mean", "sum_mean", "absmax", "cosine", "add_error", "swallowed",
-    "nonfinite", "correlation", "norm_input", "grad_stream", "grad_update", "grad_sum",
+    "nonfinite", "correlation", "norm_input", "norm_output", "epsilon_share", "logits", "logit_absmax", "entropy",
+    "grad_stream", "grad_update", "grad_sum",
 )  # fmt: skip
 
 
 def _tensors(site: Site) -> list[Tensor | None]:
     """Return what was measured at a site, in the order of ``_COLUMNS``."""
     seen = site.statistics
-    read = site.branch.read_norm
-    own = site.stream.norm
+    read = _read_norm(site)
+    attentions = site.branch.attentions
     return [
         seen.stream.mean_square,
         seen.update.mean_square,
@@ -133,9 +141,101 @@ def _tensors(site: Site) -> list[Tensor | None]:
         seen.swallowed,
         seen.nonfinite,
         seen.token_correlation,
-        None if read is None or (own is not None and read.number == own.number) else read.input_mean_square,
+        None if read is None else read.statistics.input_mean_square,
+        None if read is None else _output(read),
+        None if read is None else read.statistics.epsilon_share,
+        torch.stack([one.logit_mean_square for one in attentions]).mean() if attentions else None,
+        torch.stack([one.logit_absmax for one in attentions]).amax() if attentions else None,
+        torch.stack([one.entropy for one in attentions]).mean() if attentions else None,
         *(site.gradients.get(name) for name in ("stream", "update", "sum")),
     ]
+
+
+def _read_norm(site: Site) -> Norm | None:
+    """Return the norm that a branch reads the stream through, if that is not on the stream itself."""
+    read = site.branch.read_norm
+    return None if read is site.stream.norm else read
+
+
+def _output(norm: Norm) -> Tensor | None:
+    return norm.statistics.output_mean_square if norm.output_mean_square is None else norm.output_mean_square
+
+
+def _root(square: float | None) -> float | None:
+    return None if square is None else square**0.5
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+def norm_records(
+    norms: Sequence[Norm], sites: Sequence[Site], seed: int, block_of: Callable[[str | None], int | None]
+) -> tuple[NormRecord, ...]:
+    """Return the rows of ``norms.parquet`` of one pass.
+
+    Parameters
+    ----------
+    norms
+        What was met, in order.
+    sites
+        Of the same pass.
+    seed
+        Of the pass.
+    block_of
+        Gives the block of a module.
+    """
+    places: dict[Norm, tuple[NormPlace, Site]] = {}
+    by_number = {site.number: site for site in sites}
+    for site in sites:
+        before = by_number.get(-1 if site.continues is None else site.continues)
+        if site.stream.norm is not None and before is not None:
+            places.setdefault(site.stream.norm, ("stream", before))
+    for site in sites:
+        read, written = _read_norm(site), site.branch.written_norm
+        for norm in site.branch.norms:
+            place: NormPlace = "read" if norm is read else "written" if norm is written else "inside"
+            places.setdefault(norm, (place, site))
+    seen = [
+        tensor
+        for norm in norms
+        for tensor in (
+            norm.statistics.input_mean_square,
+            norm.statistics.input_absmax,
+            _output(norm),
+            norm.gain_mean_square,
+            norm.statistics.epsilon_share,
+            norm.statistics.zero_share,
+        )
+    ]
+    values = iter(_to_host(seen))
+    records = []
+    for norm in norms:
+        place, at = places.get(norm, ("outside", None))
+        source, absmax, output, gain, epsilon_share, zero_share = (next(values) for _ in range(6))
+        block = at.block if at is not None else block_of(norm.module)
+        records.append(
+            NormRecord(
+                seed=seed,
+                norm=norm.number,
+                site=None if at is None else at.number,
+                block=block,
+                place=place,
+                module=norm.module,
+                parameter=norm.parameter,
+                kind=norm.kind,
+                dtype=str(norm.dtype).removeprefix("torch."),
+                width=norm.width,
+                eps=norm.eps,
+                input_rms=_root(source),
+                input_absmax=absmax,
+                output_rms=_root(output),
+                gain=_root(gain),
+                epsilon_share=epsilon_share,
+                zero_share=_number(zero_share),
+            )
+        )
+    return tuple(records)
 
 
 def _to_host(tensors: Sequence[Tensor | None]) -> list[float | None]:

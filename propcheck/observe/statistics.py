@@ -8,6 +8,7 @@ A result is a 0-d fp64 tensor; nothing here synchronises with the host.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+
+    from propcheck.records import NormKind
 
 # Elements of a block: on a CPU its fp64 copies stay in the cache, elsewhere few kernels are launched.
 _BLOCK_ON_CPU, _BLOCK = 1 << 17, 1 << 24
@@ -68,6 +71,66 @@ def moments(tensor: Tensor) -> Moments:
     """Return the moments of a tensor [..., width]."""
     total, square = torch.stack([torch.stack([block.sum(), _dot(block, block)]) for (block,) in blocks(tensor)]).sum(0)
     return Moments(total / tensor.numel(), square / tensor.numel())
+
+
+@dataclass(frozen=True, slots=True)
+class NormStatistics:
+    """What a normalisation reads and gives, over all its vectors; what cannot be told is None."""
+
+    input_mean_square: Tensor
+    input_absmax: Tensor
+    output_mean_square: Tensor | None
+    epsilon_share: Tensor | None  # of the vectors: the statistic is below 10 eps
+    zero_share: Tensor | None  # of the vectors that are not zero: the output is
+
+
+def norm_statistics(source: Tensor, result: Tensor | None, *, kind: NormKind, eps: float | None) -> NormStatistics:
+    """Measure one normalisation.
+
+    Parameters
+    ----------
+    source, result
+        Vectors [..., width] before and after it; ``result`` is None where they do not lie along the last dimension.
+    kind
+        The statistic of a vector: mean square, variance, or the sum of squares (``length``).
+    eps
+        What was added to it, if that was seen.
+    """
+    if not source.numel():
+        nothing = torch.full((), math.nan, dtype=torch.float64, device=source.device)
+        return NormStatistics(nothing, nothing, None, None, None)
+    sums: list[Tensor] = []
+    extremes: list[Tensor] = []
+    for parts in blocks(source) if result is None else blocks(source, result):
+        x = parts[0]
+        squares = torch.linalg.vecdot(x, x)  # [rows]
+        low, high = torch.aminmax(x)
+        extremes.append(torch.maximum(-low, high))
+        numbers = [squares.sum()]
+        if result is not None:
+            statistic = squares if kind == "length" else squares / x.shape[-1]
+            if kind == "variance":
+                statistic = statistic - x.mean(-1).square()
+            given = torch.linalg.vecdot(parts[1], parts[1])
+            numbers += [
+                given.sum(),
+                (statistic < 10 * (eps or 0.0)).sum(),
+                (squares > 0).sum(),
+                ((squares > 0) & (given == 0)).sum(),
+            ]
+        sums.append(torch.stack([number.double() for number in numbers]))
+    total = torch.stack(sums).sum(0)
+    rows = source.numel() / max(1, source.shape[-1] if source.dim() else 1)
+    absmax = torch.stack(extremes).amax()
+    if result is None:
+        return NormStatistics(total[0] / source.numel(), absmax, None, None, None)
+    return NormStatistics(
+        input_mean_square=total[0] / source.numel(),
+        input_absmax=absmax,
+        output_mean_square=total[1] / source.numel(),
+        epsilon_share=None if eps is None else total[2] / rows,
+        zero_share=total[4] / total[3],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +189,25 @@ def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> Additi
         nonfinite=count - finite,
         token_correlation=token_correlation(direction, tokens),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Of the logits of a model: the root of the mean variance of a token's over the vocabulary, and the largest magnitude."""
+
+    std: float
+    absmax: float
+
+
+def logit_statistics(logits: Tensor) -> Logits:
+    """Measure logits [..., vocabulary]."""
+    variances, extremes = [], []
+    for (rows,) in blocks(logits):
+        variances.append(rows.var(-1, correction=0).sum())
+        low, high = torch.aminmax(rows)
+        extremes.append(torch.maximum(-low, high))
+    count = logits.numel() / logits.shape[-1]
+    return Logits(float((torch.stack(variances).sum() / count).sqrt()), float(torch.stack(extremes).amax()))
 
 
 def joint_statistics(stream: Tensor, updates: Sequence[Tensor], total: Tensor) -> list[AdditionStatistics]:

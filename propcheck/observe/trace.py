@@ -15,17 +15,27 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from propcheck.observe.statistics import AdditionStatistics
+    from propcheck.observe.attention import AttentionStatistics
+    from propcheck.observe.statistics import AdditionStatistics, NormStatistics
+    from propcheck.records import NormKind
 
 _NAME = "_propcheck_trace"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Norm:
-    """One normalisation that was met: its number, and the mean square of what it read (None when not measured)."""
+    """One normalisation that was met; what was measured is 0-d and still on the device. Its gain may follow it."""
 
     number: int
-    input_mean_square: Tensor | None
+    kind: NormKind
+    dtype: torch.dtype  # in which the statistic was computed
+    width: int
+    module: str | None
+    eps: float | None
+    statistics: NormStatistics
+    output_mean_square: Tensor | None = None  # after the gain, where that came by itself
+    parameter: str | None = None
+    gain_mean_square: Tensor | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -45,6 +55,7 @@ class Node:
     normed: bool = False  # a norm read it
     read: bool = False  # a product or a norm read it
     weighed: bool = False  # a product with weights read it
+    mixed: bool = False  # of a product: of activations with each other
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -69,6 +80,10 @@ class Trace:
     step_size: bool = False  # it passed a softplus, and no exponential or product since
     gate: bool = False  # it was bounded by a sigmoid or the like since its node
     channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
+    promoted: str | None = None  # what gave it a wider dtype since its node, though nothing cast it
+    attention: AttentionStatistics | None = None  # of this step
+    reduced: tuple[str, torch.dtype] | None = None  # of a factor: the reduction that it began with, and its dtype
+    eps: float | None = None  # of a factor: the number that was added to it
 
 
 @dataclass(slots=True)

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A scalar, and the loss of a uniform guess, ln(vocabulary), where it is the cross-entropy of tokens or classes."""
+    """A scalar, and the loss of a uniform guess, ln(vocabulary), where it is the cross-entropy of tokens or classes.
+
+    ``logits`` [..., vocabulary] are given where it is that.
+    """
 
     value: Tensor
     uniform: float | None
+    logits: Tensor | None = None
 
 
 def default_loss(output: Any, batch: Batch) -> Loss:
@@ -49,14 +53,15 @@ def default_loss(output: Any, batch: Batch) -> Loss:
     if logits is None:
         logits = next((one for one in _tensors(output) if one.dim() == 3 and one.is_floating_point()), None)
     if own is not None:
-        return Loss(own, _uniform(logits, batch))
+        uniform = _uniform(logits, batch)
+        return Loss(own, uniform, None if uniform is None else logits)
     ids = next((one for one in _tensors(batch) if one.dim() == 2 and not one.is_floating_point()), None)
     if logits is None or ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         raise PropcheckError(
             "the model returns neither a loss nor logits [batch, tokens, vocabulary] for token ids [batch, tokens], but "
             f"{_shapes(output)}; return propcheck.Target(model, batch=..., loss=...) with a loss(output, batch)"
         )
-    return Loss(next_token_loss(logits, ids, _named(batch, "attention_mask")), math.log(logits.shape[-1]))
+    return Loss(next_token_loss(logits, ids, _named(batch, "attention_mask")), math.log(logits.shape[-1]), logits)
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:

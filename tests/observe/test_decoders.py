@@ -138,7 +138,7 @@ def test_the_census_of_every_parameter(both):
 
 ROLES = {
     "embedding.weight": "embedding", "position_embedding.weight": "embedding", "head.weight": "linear", "A_log": "scale",
-    "dt_bias": "bias", "conv1d.weight": "convolution", "norm.weight": "norm", "norm.bias": "bias", "proj.weight": "linear",
+    "dt_bias": "step_bias", "conv1d.weight": "convolution", "norm.weight": "norm", "norm.bias": "bias", "proj.weight": "linear",
     "proj.bias": "bias", "proj_qkv.weight": "linear", "update.scale": "scale", "proj_a.weight": "linear",
     "proj_b.weight": "linear", "proj_z.weight": "linear",
 }  # fmt: skip
