@@ -274,6 +274,7 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
                 fan_out=fan_out,
                 init_calls=one.init_calls[entry.name],
                 **({} if counted is None else dataclasses.asdict(counted)),
+                fp64_error=one.fp64_errors[entry.name],
                 requires_grad=entry.requires_grad,
                 grad_state=_grad_state(gradient) if entry.kind == "parameter" else None,
                 grad_norm=gradient,

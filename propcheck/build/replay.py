@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from propcheck.build.calls import readable
 from propcheck.build.compute import compute
+from propcheck.build.exact import excess, in_fp64
 from propcheck.build.random import draw
 from propcheck.build.slices import Slicer
 
@@ -104,6 +107,30 @@ class Replay:
             [log[index] for index in piece.operations if index in piece.valued],
             from_outside=any(ref.tensor in self._recording.constants for ref in (entry.ref, *inputs)),
         )
+
+    def fp64_error(self, entry: Entry, seed: int) -> float | None:
+        """Say how far a half-precision buffer is from what the same calls give in fp64, beyond the rounding of its own dtype.
+
+        Parameters
+        ----------
+        entry
+            Which one.
+        seed
+            Of the pass; no random call has a part in what is compared.
+
+        Returns
+        -------
+        float or None
+            As ``propcheck.build.exact.excess``: relative to the largest exact number. None for whatever is no buffer in bf16
+            or fp16, for a model that was not recorded, for what chance has a part in or no call wrote, and for what cannot
+            be computed in fp64.
+        """
+        if entry.kind != "buffer" or entry.dtype not in (torch.bfloat16, torch.float16) or not entry.numel:
+            return None
+        if not self._recording.recorded or self.init_calls(entry) is None:
+            return None
+        exact = in_fp64(self._recording.log, self._recording.constants, self._slices[entry.name], entry.ref)
+        return None if exact is None else excess(self.materialize(entry, seed), exact)
 
 
 def _alone(value: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Pass:
     block_of: dict[str, int | None]  # by parameter
     init_calls: dict[str, str | None]
     census: dict[str, Census]
+    fp64_errors: dict[str, float | None]  # as ``Replay.fp64_error``
     roles: dict[str, str]
     sites: tuple[Site, ...]
     gradients: dict[str, float]
@@ -191,6 +192,7 @@ def _run(
         block_of={entry.name: unit.block for unit in units for entry in unit.entries},
         init_calls={entry.name: built.replay.init_calls(entry) for entry in recording.entries},
         census=counted,
+        fp64_errors={entry.name: built.replay.fp64_error(entry, seed) for entry in recording.entries},
         roles=follower.roles,
         sites=tuple(follower.sites),
         gradients={name: norm / task.loss_scale for name, norm in zip(norms, gradients, strict=True)},

@@ -114,12 +114,12 @@ def counted_twice(first: Trace, second: Trace) -> bool:
     """Whether the sum of two tensors counts a stream twice: it is added to itself, or again to a sum that it is in."""
     if first is second:
         return is_stream(first.node)
-    for stream, other in ((first, second), (second, first)):
-        node = other.node
-        plain = not (stream.scalings or other.scalings or stream.norm or other.norm)
-        if plain and is_stream(stream.node) and node is not None and node.addition is not None:
-            return node.addition.operand_node is stream.node
-    return False
+    if first.scalings or second.scalings or first.norm or second.norm:
+        return False
+    return any(
+        is_stream(stream.node) and whole.addition is not None and whole.addition.operand_node is stream.node
+        for stream, whole in ((first, _node(second)), (second, _node(first)))
+    )
 
 
 def different_kinds(first: Trace, second: Trace) -> bool:

@@ -65,6 +65,9 @@ class Follower(TorchFunctionMode):
         self.next_site = 0  # number of the next addition, residual or not, of two tensors of one shape
         # Told of each parameter or buffer before it is used, and of the function that uses it.
         self.on_use: Callable[[str, str], None] = lambda _parameter, _function: None
+        # Told of what each addition adds, padding left out: the addition, "stream", "update", "grad_stream" ..., which of its
+        # updates, and the tensor.
+        self.on_value: Callable[[Addition, str, int, Tensor], None] = lambda _addition, _column, _part, _tensor: None
         self._unobserved: dict[str, str] = {}  # by module: what could not be followed into
         self._names = names
         self._propagation = Propagation(names)
@@ -351,6 +354,9 @@ class Follower(TorchFunctionMode):
         together = [*group, this]
         operands = [together[0].stream[0], result, *(one for member in together for one, _ in member.updates)]
         found, total, *values = (self.real(channels_last(one, addition.channels)) for one in operands)
+        self.on_value(addition, "stream", 0, found)
+        for part, value in enumerate(values[len(values) - len(updates) :]):
+            self.on_value(addition, "update", part, value)
         if len(values) == 1:
             measured = [addition_statistics(found, values[0], total)]
         else:
@@ -408,13 +414,14 @@ class Follower(TorchFunctionMode):
             tensor.__dict__[_SLOTS] = (version(tensor), slots)
 
             def hook(gradient: Tensor) -> None:
-                norms: dict[Any, Tensor] = {}
+                norms: dict[Any, tuple[Tensor, Tensor]] = {}  # and what they are of
                 for one, name, part in slots:
                     if not one.inner:
                         if part not in norms:
-                            own = gradient if part is None else gradient.contiguous().as_strided(*part)
-                            norms[part] = frobenius(self.real(own))
-                        one.gradients[name] = norms[part]
+                            own = self.real(gradient if part is None else gradient.contiguous().as_strided(*part))
+                            norms[part] = frobenius(own), own
+                        one.gradients[name] = norms[part][0]
+                        self.on_value(one, f"grad_{name}", 0, norms[part][1])
 
             tensor.register_hook(hook)
         slots.append((addition, column, geometry))

@@ -10,7 +10,7 @@ from torch import Tensor
 from propcheck.observe.functions import NORMS
 from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments, norm_statistics
-from propcheck.observe.trace import Norm
+from propcheck.observe.trace import Norm, is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,14 +79,14 @@ class Norms:
             if own is not None and own.reduced is not None:
                 function, dtype = own.reduced
                 kind, eps = _STATISTICS.get(function, "length"), own.eps
-        with torch.no_grad():
-            seen = norm_statistics(
-                self._vectors(operand, width),
-                self._vectors(value, width) if known and isinstance(value, Tensor) and value.shape == operand.shape else None,
-                kind=kind,
-                eps=eps,
-            )
+        seen = None
+        if not is_transformed(operand):
+            whole = known and isinstance(value, Tensor) and value.shape == operand.shape
+            with torch.no_grad():
+                after = self._vectors(value, width) if whole else None
+                seen = norm_statistics(self._vectors(operand, width), after, kind=kind, eps=eps)
         norm = Norm(len(self.met), kind, dtype, width, module, eps if known else None, seen)
+        norm.parameter = min(frozenset().union(*(one.parameters for one in factors)), default=None)  # a gain within the factor
         self.met.append(norm)
         if isinstance(weight, Tensor):
             self._gain(norm, weight)
@@ -101,6 +101,8 @@ class Norms:
                 norm.output_mean_square = moments(self._vectors(result, norm.width)).mean_square
 
     def _gain(self, norm: Norm, tensor: Tensor, parameters: frozenset[str] = frozenset()) -> None:
+        if is_transformed(tensor):
+            return
         own = self._names.get(id(tensor))
         norm.parameter = own if own is not None else min(parameters, default=None)
         with torch.no_grad():

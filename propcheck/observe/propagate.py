@@ -44,6 +44,7 @@ from propcheck.observe.trace import (
     carried_since_addition,
     is_drawn,
     is_stream,
+    is_transformed,
     mark,
     mark_drawn,
     signal_of,
@@ -154,7 +155,7 @@ class Propagation:
             trace = Trace("weight", 0, parameters=weights)
         else:
             return
-        if name in ATTENTIONS | SOFTMAXES and trace.kind == "signal":
+        if name in ATTENTIONS | SOFTMAXES and trace.kind == "signal" and not any(map(is_transformed, operands)):
             trace = replace(trace, attention=self._attention(name, args, kwargs, result))
         if any(is_drawn(one) for one in operands):
             trace = replace(trace, features=trace.features | {"drawn"})

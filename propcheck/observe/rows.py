@@ -127,6 +127,7 @@ def _tensors(site: Site) -> list[Tensor | None]:
     """Return what was measured at a site, in the order of ``_COLUMNS``."""
     seen = site.statistics
     read = _read_norm(site)
+    measured = None if read is None else read.statistics
     attentions = site.branch.attentions
     return [
         seen.stream.mean_square,
@@ -141,9 +142,9 @@ def _tensors(site: Site) -> list[Tensor | None]:
         seen.swallowed,
         seen.nonfinite,
         seen.token_correlation,
-        None if read is None else read.statistics.input_mean_square,
+        None if measured is None else measured.input_mean_square,
         None if read is None else _output(read),
-        None if read is None else read.statistics.epsilon_share,
+        None if measured is None else measured.epsilon_share,
         torch.stack([one.logit_mean_square for one in attentions]).mean() if attentions else None,
         torch.stack([one.logit_absmax for one in attentions]).amax() if attentions else None,
         torch.stack([one.entropy for one in attentions]).mean() if attentions else None,
@@ -158,7 +159,16 @@ def _read_norm(site: Site) -> Norm | None:
 
 
 def _output(norm: Norm) -> Tensor | None:
-    return norm.statistics.output_mean_square if norm.output_mean_square is None else norm.output_mean_square
+    if norm.output_mean_square is not None or norm.statistics is None:
+        return norm.output_mean_square
+    return norm.statistics.output_mean_square
+
+
+def _measured(norm: Norm) -> tuple[Tensor | None, ...]:
+    seen = norm.statistics
+    first = (None, None) if seen is None else (seen.input_mean_square, seen.input_absmax)
+    last = (None, None) if seen is None else (seen.epsilon_share, seen.zero_share)
+    return (*first, _output(norm), norm.gain_mean_square, *last)
 
 
 def _root(square: float | None) -> float | None:
@@ -196,19 +206,7 @@ def norm_records(
         for norm in site.branch.norms:
             place: NormPlace = "read" if norm is read else "written" if norm is written else "inside"
             places.setdefault(norm, (place, site))
-    seen = [
-        tensor
-        for norm in norms
-        for tensor in (
-            norm.statistics.input_mean_square,
-            norm.statistics.input_absmax,
-            _output(norm),
-            norm.gain_mean_square,
-            norm.statistics.epsilon_share,
-            norm.statistics.zero_share,
-        )
-    ]
-    values = iter(_to_host(seen))
+    values = iter(_to_host([tensor for norm in norms for tensor in _measured(norm)]))
     records = []
     for norm in norms:
         place, at = places.get(norm, ("outside", None))

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from propcheck.observe.attention import AttentionStatistics
@@ -32,7 +33,7 @@ class Norm:
     width: int
     module: str | None
     eps: float | None
-    statistics: NormStatistics
+    statistics: NormStatistics | None  # None within a transform of torch.func, whose tensors stand for many
     output_mean_square: Tensor | None = None  # after the gain, where that came by itself
     parameter: str | None = None
     gain_mean_square: Tensor | None = None
@@ -192,6 +193,11 @@ def is_drawn(tensor: Tensor) -> bool:
 def mark_drawn(tensor: Tensor) -> None:
     """Say that a tensor was drawn at random, or computed from one that was."""
     setattr(tensor, _DRAWN, True)
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a transform of ``torch.func``: it stands for many, and has no value yet."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001
 
 
 _OUTER = "_propcheck_outer"
