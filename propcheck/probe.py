@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from propcheck.decoder.config import DecoderConfig, InitConfig, ModelConfig, ResidualConfig, Section
+from propcheck.decoder.config import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
@@ -69,6 +69,27 @@ class PythonConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the callable.")
 
 
+class ExpectConfig(Section):
+    """The `[expect]` section: what the code is meant to draw, whatever it does draw; PC104 holds the weights against it."""
+
+    init: InitScheme | None = Field(
+        None,
+        description="The scheme, one of those of `init.scheme`, whose formulas `init.scheme` gives; default: nothing is "
+        "declared, but by the reference decoder its own `[init]`.",
+    )
+    std: float = Field(0.02, gt=0, description="Standard deviation of `normal`, `gpt2`, `megatron` and `olmo-llama`.")
+    embedding_std: float | None = Field(
+        None, gt=0, description="Standard deviation of the token embedding; default: as the scheme has it."
+    )
+
+    @model_validator(mode="after")
+    def _scheme_is_named(self) -> ExpectConfig:
+        if self.init is None and self.model_fields_set - {"init"}:
+            given = ", ".join(sorted(self.model_fields_set - {"init"}))
+            raise ValueError(f"{given} needs init, the scheme that it belongs to")
+        return self
+
+
 class InputsConfig(Section):
     """The `[inputs]` section: what the model is run on, where the target brings no batch of its own."""
 
@@ -116,6 +137,9 @@ class ScanConfig(Section):
     memory: str = Field("auto", description='Budget such as "5GiB"; auto: what the machine has free, less a margin.')
     device: str = Field("cpu", description="Where the model runs: cpu or cuda[:N].")
     mode: Literal["train", "eval"] = Field("train", description="train: as in training, dropout included; eval: without.")
+    shadow: Literal["none", "fp32"] = Field(
+        "none", description="fp32: run the same weights once more in fp32, and say at each site how far the two are apart."
+    )
 
     @field_validator("seeds")
     @classmethod
@@ -174,6 +198,10 @@ class Probe(Section):
     )
     python: PythonConfig = Field(
         default_factory=PythonConfig, description="Your own code, in the place of `[model]`, `[residual]` and `[init]`."
+    )
+    expect: ExpectConfig = Field(
+        default_factory=ExpectConfig,
+        description="What the code is meant to draw, whatever it does draw: PC104 holds the weights of any target against it.",
     )
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="The dtypes of training.")
     inputs: InputsConfig = Field(
@@ -286,6 +314,10 @@ def config_hash(probe: Probe) -> str:
     data = probe.model_dump(mode="python", exclude=left_out)
     if data["inputs"]["vocabulary"] is None:
         del data["inputs"]["vocabulary"]
+    if probe.scan.shadow == "none":
+        del data["scan"]["shadow"]
+    if probe.expect.init is None:
+        del data["expect"]
     if probe.kind == "decoder":
         data["precision"]["preset"] = probe.precision.preset or "bf16"
         del data["huggingface"], data["python"]

@@ -99,6 +99,12 @@ def test_an_empty_file_is_all_defaults_and_named_after_itself(probe_file):
     assert probe == Probe(name="my-probe")
 
 
+_SCHEMES = (
+    '{key} = "{value}" must be one of "normal", "gpt2", "megatron", "xavier", "he", "fan-in", "small", "olmo-llama"; '
+    'did you mean "{near}"?'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -108,7 +114,7 @@ def test_an_empty_file_is_all_defaults_and_named_after_itself(probe_file):
         ("[attention]\nheads = 3", "unknown key attention; attention belongs in [model]"),
         ("seeds = [1]", "unknown key seeds; seeds belongs in [scan]"),
         ("[scan]\nplacment = 1", "unknown key scan.placment; did you mean residual.placement?"),
-        ("[scan]\nzzz = 1", "unknown key scan.zzz; [scan] takes seeds, memory, device, mode"),
+        ("[scan]\nzzz = 1", "unknown key scan.zzz; [scan] takes seeds, memory, device, mode, shadow"),
         ("[rules.PC204]\nlimit = 1", "unknown key rules.PC204.limit; [rules.PC204] takes threshold, severity"),
         ("[rules.PC204]\ntreshold = 1", "unknown key rules.PC204.treshold; did you mean rules.PC204.threshold?"),
         ("[rules.PC20]\nthreshold = 1", "rules.PC20 is not a rule; a rule is PC and three digits, as in PC204"),
@@ -135,6 +141,9 @@ def test_an_empty_file_is_all_defaults_and_named_after_itself(probe_file):
         ("[scan]\ndevice = 'tpu'", 'scan.device = "tpu": must be "cpu", "cuda" or "cuda:N"'),
         ("[model]\nheads = 3\n", "unknown key model.heads; heads belongs in [model.attention]"),
         ("[model.attention]\nheads = 7", "model: attention.heads = 7 must divide width = 768, or give attention.head_width"),
+        ("[expect]\nstd = 0.01", "expect: std needs init, the scheme that it belongs to"),
+        ("[expect]\ninit = 'gtp2'", _SCHEMES.format(key="expect.init", value="gtp2", near="gpt2")),
+        ("[expect]\ninit = 'gpt2'\nstd = 0", "expect.std = 0 must be a number > 0"),
         ("[inputs]\nsource = 'tokens'", 'inputs: source = "tokens" needs file'),
         ("[inputs]\nsource = 'text'\nfile = 'a.txt'", 'inputs: source = "text" needs tokenizer'),
         ("[inputs]\nfile = 'a.npy'", 'inputs: source = "zipf" reads no file; drop the key or change source'),
@@ -267,6 +276,18 @@ def test_the_hash_follows_the_numbers_and_not_the_words():
     assert config_hash(load_probe("tiny", same)) == base
     for change in ("model.layers=63", "inputs.tokens=64", "rules.PC204.threshold=3", "scan.seeds=[1]", "precision.preset=fp32"):
         assert config_hash(load_probe("tiny", [change])) != base
+
+
+def test_what_is_expected_counts_in_the_hash_where_it_is_given():
+    given = load_probe("tiny", ["expect.init=gpt2"])
+    assert config_hash(given) != config_hash(load_probe("tiny", ["expect.init=gpt2", "expect.std=0.01"]))
+    assert config_hash(given) != config_hash(load_probe("tiny"))
+
+
+@pytest.mark.parametrize("target", [{"python": {"target": "m:build"}}, {"huggingface": {"config": "c.json"}}, {}])
+def test_every_kind_of_target_can_say_what_is_expected(target):
+    expect = Probe.model_validate({**target, "expect": {"init": "gpt2", "std": 0.01, "embedding_std": 1.0}}).expect
+    assert (expect.init, expect.std, expect.embedding_std) == ("gpt2", 0.01, 1.0)
 
 
 def test_the_hash_does_not_follow_where_the_files_lie():

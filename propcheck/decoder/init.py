@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from propcheck.decoder.deltanet import GatedDeltaNet
 from propcheck.decoder.norms import RMSNorm
-from propcheck.decoder.residual import Update, deepnorm_beta
+from propcheck.decoder.residual import Update, deepnorm_beta, sub_ln_gain
+from propcheck.decoder.schemes import scheme_std
 
 if TYPE_CHECKING:
     from propcheck.decoder.config import DecoderConfig
+    from propcheck.decoder.schemes import WeightKind
 
 # The last module name of the weights with a role of their own.
 EMBEDDINGS = frozenset({"embedding", "position_embedding"})
 RESIDUAL_PROJECTIONS = frozenset({"o_proj", "out_proj", "down_proj"})  # they write the update
-# DeepNorm's β goes to value, output and FFN weights (arXiv 2203.00555, fig. 2). The paper knows no DeltaNet: there the
-# output projection gets it; the value rows of in_proj_qkv do not, for the head norm behind them would undo it.
-DEEPNORM_GAINS = RESIDUAL_PROJECTIONS | {"v_proj", "gate_proj", "up_proj"}
+# DeepNorm's β and sub-LN's γ go to value, output and FFN weights (arXiv 2203.00555, fig. 2; 2210.06423, fig. 2). The papers
+# know no DeltaNet: there the output projection gets it; the value rows of in_proj_qkv do not, for the head norm behind them
+# would undo it.
+GAINED = RESIDUAL_PROJECTIONS | {"v_proj", "gate_proj", "up_proj"}
+
+
+def kind_of(name: str) -> WeightKind:
+    """Say what the weight of a linear, embedding or convolution module is for, by the module's own name."""
+    if name in EMBEDDINGS:
+        return "embedding"
+    if name in RESIDUAL_PROJECTIONS:
+        return "output"
+    return "head" if name == "head" else "up" if name == "up_proj" else "inner"
 
 
 def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> float:
     """Give the standard deviation that the weight of a linear, embedding or convolution module is drawn with.
 
-    normal: std · gpt2: std, residual projections std / sqrt(2N) (GPT-2; as megatron) · xavier: sqrt(2 / (fan_in + fan_out))
-    (Glorot & Bengio 2010) · he: sqrt(2 / fan_in) (arXiv 1502.01852) · fan-in: 1 / sqrt(fan_in) (LeCun 1998) ·
-    small: sqrt(2 / (5 width)) (arXiv 1910.05895), residual projections / sqrt(2N). N is the number of layers.
+    By the scheme (``propcheck.decoder.schemes``), its overrides, and what the placement asks for beside them.
 
     Parameters
     ----------
@@ -43,7 +52,7 @@ def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> f
     Returns
     -------
     float
-        Standard deviation of the zero-mean normal draw.
+        Standard deviation of the zero-mean normal draw, before olmo-llama cuts it.
     """
     init, layers = config.init, config.model.layers
     if name in EMBEDDINGS and init.embedding_std is not None:
@@ -51,23 +60,21 @@ def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> f
     if name == "conv1d" and init.convolution_std is not None:
         return init.convolution_std
 
-    by_depth = 1.0 / math.sqrt(2 * layers) if name in RESIDUAL_PROJECTIONS else 1.0
-    match init.scheme:
-        case "normal":
-            std = init.std
-        case "gpt2":
-            std = init.std * by_depth
-        case "xavier":
-            std = math.sqrt(2.0 / (fan_in + fan_out))
-        case "he":
-            std = math.sqrt(2.0 / fan_in)
-        case "fan-in":
-            std = math.sqrt(1.0 / fan_in)
-        case "small":
-            std = math.sqrt(2.0 / (5.0 * config.model.width)) * by_depth
-    if config.residual.placement == "deepnorm" and name in DEEPNORM_GAINS:
+    width = config.model.width
+    std = scheme_std(init.scheme, kind_of(name), fan_in, fan_out, width=width, layers=layers, std=init.std)
+    if name in GAINED and config.residual.placement == "deepnorm":
         std *= deepnorm_beta(layers)
+    elif name in GAINED and config.residual.placement == "sub-ln":
+        std *= sub_ln_gain(layers)
     return std
+
+
+def draw(weight: Tensor, std: float, *, cut: bool) -> None:
+    """Draw ``weight`` from N(0, std), or, ``cut``, from that between -3 and 3 ``std``, in place."""
+    if cut:
+        nn.init.trunc_normal_(weight, std=std, a=-3.0 * std, b=3.0 * std)
+    else:
+        nn.init.normal_(weight, std=std)
 
 
 def initialise(model: nn.Module, config: DecoderConfig) -> None:
@@ -76,20 +83,21 @@ def initialise(model: nn.Module, config: DecoderConfig) -> None:
     Weights are drawn from N(0, ``weight_std``), biases are zero, gains one. One plain in-place call a parameter and no
     branch on a value: the construction can be recorded under torch's ``FakeTensorMode`` and replayed.
     """
+    cut = config.init.scheme == "olmo-llama"
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         if name == "head" and config.model.tied_head:
             continue  # its weight is the embedding's, drawn already
         match module:
             case nn.Linear():
-                nn.init.normal_(module.weight, std=weight_std(name, module.in_features, module.out_features, config))
+                draw(module.weight, weight_std(name, module.in_features, module.out_features, config), cut=cut)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case nn.Embedding():
-                nn.init.normal_(module.weight, std=weight_std(name, module.embedding_dim, module.num_embeddings, config))
+                draw(module.weight, weight_std(name, module.embedding_dim, module.num_embeddings, config), cut=False)
             case nn.Conv1d():
                 taps = module.kernel_size[0]
-                nn.init.normal_(module.weight, std=weight_std(name, taps, taps, config))
+                draw(module.weight, weight_std(name, taps, taps, config), cut=cut)
             case RMSNorm() | nn.LayerNorm() | GatedDeltaNet() | Update():
                 module.reset_parameters()
 

@@ -1,4 +1,4 @@
-"""How the weights were drawn: PC103, PC104, PC105, PC106."""
+"""How the weights were drawn: PC103, PC104, PC105."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from propcheck.rules.family import families, folded, path, place, subject, verb
 from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.scheme import SIGMAS, off_by_more, off_scheme
+from propcheck.rules.step_bias import HIGH, LOW, off_range
 from propcheck.wording import count, number
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ _WEIGHTS = frozenset({"linear", "convolution", "embedding"})
 _LEAST_ELEMENTS = 1000
 # Rows shorter than this can be equal by chance: a bf16 number is one of a few hundred likely ones.
 _LEAST_ROW = 8
-# A standard deviation measured on n normal numbers is off by 1 / sqrt(2 n) of itself; this many times that is chance.
-_SIGMAS = 6.0
 _FLOATS = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
@@ -72,10 +72,21 @@ def _equal_rows(record: ParameterRecord) -> int:
 
 
 def _init_scale(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
-    weights = [p for p in _drawn(run) if p.role in _WEIGHTS and p.numel >= _LEAST_ELEMENTS and 0 < (p.std or 0.0) < math.inf]
+    drawn = _drawn(run)
+    weights = [p for p in drawn if p.role in _WEIGHTS and p.numel >= _LEAST_ELEMENTS and 0 < (p.std or 0.0) < math.inf]
+    of_scheme = off_scheme(run, weights, limit)
+    told = {p.name for members, _ in of_scheme for p in members}
+    return [
+        *(hit for _, hit in of_scheme),
+        *_off_siblings([p for p in weights if p.name not in told], limit),
+        *off_range(drawn, limit),
+    ]
+
+
+def _off_siblings(weights: Sequence[ParameterRecord], limit: float) -> list[Hit]:
     hits = []
     for family in families(weights):
-        odd = _off_siblings(family, limit)
+        odd = _odd_ones(family, limit)
         if not odd:
             continue
         others = [p for p in family if p not in odd]
@@ -96,17 +107,12 @@ def _init_scale(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
     return hits
 
 
-def _off_siblings(family: Sequence[ParameterRecord], limit: float) -> list[ParameterRecord]:
+def _odd_ones(family: Sequence[ParameterRecord], limit: float) -> list[ParameterRecord]:
     """Find the few members whose std is off, where all others were made by the same calls; none at either end."""
     if len(family) < 4:
         return []
     usual = statistics.median(p.std or 0.0 for p in family)
-
-    def is_off(record: ParameterRecord) -> bool:
-        chance = _SIGMAS / math.sqrt(2 * record.numel)
-        return abs(math.log((record.std or 0.0) / usual)) > math.log(limit) + chance
-
-    odd = [index for index, record in enumerate(family) if is_off(record)]
+    odd = [index for index, record in enumerate(family) if off_by_more(record, usual, limit)]
     if len(odd) > max(1, len(family) // 10) or 0 in odd or len(family) - 1 in odd:
         return []
     if len({record.init_calls for index, record in enumerate(family) if index not in odd}) > 1:
@@ -181,37 +187,6 @@ def _draws_normals(calls: str) -> bool:
     )
 
 
-def _norm_gain(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
-    far = [p for p in _drawn(run) if p.role == "norm" and p.shape == (run.model.width,) and _is_far(p, limit)]
-    hits = []
-    for group in folded(far):
-        worst = max(group, key=lambda p: abs(p.mean or 0.0) + (p.std or 0.0))
-        mean, std = worst.mean or 0.0, worst.std or 0.0
-        spread = f", spread by {number(std)}" if std > 0.1 * abs(mean) else ""
-        hits.append(
-            Hit(
-                sites=(),
-                place=place(worst),
-                metric="mean",
-                value=mean,
-                expected="1, or 0 where the gain is 1 + weight",
-                message=f"{subject(group)} of {verb(group, 'a norm starts', 'norms start')} at {number(mean)}{spread} "
-                f"({worst.init_calls}): a gain of {number(mean)}, or of {number(1 + mean)} if it is applied as 1 + weight, and "
-                "neither is near 1.",
-            )
-        )
-    return hits
-
-
-def _is_far(record: ParameterRecord, limit: float) -> bool:
-    """Whether a gain is far from 1 both as it is and as 1 + weight."""
-    if record.mean is None or record.std is None:
-        return False
-    if record.mean > 1 and math.isclose(record.mean, math.sqrt(record.numel), rel_tol=0.05):
-        return False  # undoes a normalisation to length 1
-    return all(gain < 1 / limit or gain > limit or record.std > 1 / limit for gain in (record.mean, 1 + record.mean))
-
-
 SYMMETRIC_UNITS = Rule(
     of="run",
     id="PC103",
@@ -242,21 +217,35 @@ INIT_SCALE = Rule(
     name="init-scale",
     severity="warning",
     threshold=1.5,
-    unit="factor by which a standard deviation is off the median of its siblings",
-    sees="A weight that was drawn at another scale than the weights of the same name in the blocks around it.",
-    why="It is how an init function that missed a module looks (one created later, replaced, or named otherwise): its branch "
-    "writes updates of another size than all others.",
+    unit="factor by which a scale is off its siblings, its declared scheme, or its range",
+    sees="Three things. A weight that was drawn at another scale than the weights of the same name in the blocks around it. "
+    "With a scheme declared in the probe's `[expect]` (or `[init]`, which is the reference decoder's own), weights that were "
+    "not drawn by it, in however many blocks. And biases of step sizes that start far outside Mamba's range.",
+    why="It is how an init function looks that missed a module (one created later, replaced, or named otherwise), or that "
+    "applied a depth factor nowhere or everywhere: the branch writes updates of another size than it was meant to. A step "
+    "size sets how much of its state a recurrence keeps from one token to the next: at 1.31, what is left of bias 1, a state "
+    "with decay rate 1 keeps 27 %, so it forgets within a few tokens.",
     formula="Siblings: the same name but for numbers, the same role and shape, 4 or more. Broken where |ln(std / median)| > "
-    f"ln(threshold) + {_SIGMAS:g} / sqrt(2 numel), the second part being chance, for at most one in ten of them (or one), not "
-    "the first or last, while all others were made by the same calls. A scheme that gives each depth its own scale is silent, "
-    "and so is one that alternates; weights that are zero are not compared. A scale that is off in every block alike (a depth "
-    "factor never applied, or applied to the wrong projections) is not seen: for that the intended scheme would have to be "
-    "declared.",
+    f"ln(threshold) + {SIGMAS:g} / sqrt(2 numel), the second part being chance, for at most one in ten of them (or one), not "
+    "the first or last, while all others were made by the same calls. A scheme that gives each depth its own scale is "
+    "silent, and so is one that alternates. Declared scheme: the same with the scheme's standard deviation for the median, "
+    "for the token embedding and the head (whose rows are as many as the vocabulary), residual projections (what wrote the "
+    "update of a site) and all other matrices of the branches; one finding a name, or a kind where many names are off. The "
+    "formulas are those of `init.scheme`, with the blocks of the model for layers. With he and fan-in the nearer side of a "
+    "matrix is its fan-in, and stacks of experts are left out: a shape does not say which side is summed over. Not judged "
+    "by it: routers of experts, convolutions, norms, biases, position embeddings, and a reference decoder whose placement "
+    "scales weights by itself (deepnorm, sub-ln). A scale that is off in every block alike is not seen where no scheme is "
+    "declared. Weights that are zero are never compared. Step biases (vectors added before a softplus whose result steps a "
+    f"recurrence): softplus(mean) below {LOW:g} / threshold or above {HIGH:g} x threshold; the mean stands for the vector, "
+    "whose values are not kept. A warning in state-space sublayers, where the harm was reported, else a note.",
     basis="Chance is accounted for, so what is left is a choice of what matters: 1.5 is this tool's own, as in PC205, no "
     "published cut-off was found. A depth factor that one block missed is 1/sqrt(2 x blocks), 4.9 at 12 blocks; torch's "
-    "default of a linear layer beside std 0.02 is a factor of 2.6 at width 128, and of 1.04 at 768, which is not seen.",
-    source="None for one block alone. huggingface/transformers issue 47458 is the same mistake in all blocks (a name test that "
-    "never matched; scales off by 4.9), facebookresearch/lingua issue 39 likewise.",
+    "default of a linear layer beside std 0.02 is a factor of 2.6 at width 128, and of 1.04 at 768, which is not seen. "
+    "Schemes that count depth as blocks and not as sublayers differ by 1.41 and are silent.",
+    source="None for one block alone. In all blocks: huggingface/transformers issue 47458 (a depth factor whose name test "
+    "never matched; scales off by 4.9), facebookresearch/lingua issue 39 (a depth factor on q, k and v too). Step sizes: Gu "
+    "and Dao 2023, arXiv 2312.00752 (softplus(bias) drawn from 0.001 to 0.1); fla-org/flash-linear-attention pull request "
+    "739 (Mamba-2 with biases of 1: a significantly worse loss at 7B) and huggingface/transformers issue 43717.",
     remedy="Give this weight the init of its siblings; look for a module that was made or replaced after the init ran.",
     check=_init_scale,
 )
@@ -284,26 +273,4 @@ INIT_OUTLIERS = Rule(
     check=_init_outliers,
 )
 
-NORM_GAIN = Rule(
-    of="run",
-    id="PC106",
-    name="norm-gain",
-    severity="warning",
-    threshold=2.0,
-    unit="factor by which a gain is off 1",
-    sees="A norm on the stream or on an update whose gain starts far from 1.",
-    why="It multiplies everything that the sublayer reads or writes, in every block, and undoes the scale that the rest of the "
-    "init was chosen for.",
-    formula="Whether a gain is applied as it is or as 1 + weight cannot be told from the weight, so both must be off: mean and "
-    "1 + mean each below 1 / threshold or above it, or std > 1 / threshold. That is mean > 2 or mean < -0.5: the frequent "
-    "mistake, ones in a norm that adds 1 itself, is not seen here, it takes what the norm reads and gives. Judged are gains as "
-    "wide as the stream; sqrt(width), the gain after a normalisation to length 1, is silent.",
-    basis="Norms start at gain 1 in all common architectures. 2 is the reported fault's gain and this tool's own choice; no "
-    "published cut-off was found.",
-    source="Ba 2016, arXiv 1607.06450, and Zhang and Sennrich 2019, arXiv 1910.07467 (gains start at 1); "
-    "huggingface/transformers issue 40224 (a gain of 2 in every norm).",
-    remedy="Start gains at 1, or at 0 where the norm adds 1 itself; keep the general init off the norms.",
-    check=_norm_gain,
-)
-
-RULES = (SYMMETRIC_UNITS, INIT_SCALE, INIT_OUTLIERS, NORM_GAIN)
+RULES = (SYMMETRIC_UNITS, INIT_SCALE, INIT_OUTLIERS)

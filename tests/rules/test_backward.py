@@ -44,6 +44,7 @@ def test_ten_percent_a_block_explodes(placement):
     assert finding.severity == "error"
     assert finding.value == pytest.approx(1.1)
     assert "x446 over 64 blocks" in finding.message
+    assert "It goes as 1.1^block, an exponential, over blocks 17 to 63." in finding.message
 
 
 @pytest.mark.parametrize("blocks", [12, 17])
@@ -75,6 +76,7 @@ def test_ten_percent_less_a_block_vanishes():
     finding = only(run_of(factors(64, backward=0.9)), "PC302")
     assert finding.severity == "error"
     assert "x0.00118 over 64 blocks" in finding.message
+    assert "It goes as 0.9^block, an exponential" in finding.message
 
 
 def test_post_norm_as_measured_is_silent():

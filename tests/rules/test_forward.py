@@ -49,6 +49,7 @@ def test_ten_percent_a_block_is_an_explosion_that_compounds_to_446():
     assert finding.value == pytest.approx(1.1)
     assert "x1.1 a block" in finding.message
     assert "x446 over 64 blocks" in finding.message
+    assert "It grows as 1.1^block, an exponential, over blocks 16 to 63." in finding.message
 
 
 def test_the_same_end_value_is_judged_by_how_it_is_reached():
@@ -95,6 +96,7 @@ def test_ten_percent_less_a_block_is_a_collapse():
     assert finding.severity == "error"
     assert finding.value == pytest.approx(0.9)
     assert "x0.00118 over 64 blocks" in finding.message
+    assert "It goes as 0.9^block, an exponential" in finding.message
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 12, 64])

@@ -25,12 +25,21 @@ NAMES = {
     "PC203": "dead-branch",
     "PC204": "dominant-update",
     "PC205": "residual-discontinuity",
+    "PC206": "broken-residual",
     "PC207": "swallowed-update",
+    "PC208": "epsilon-dominated",
     "PC209": "non-finite-activation",
+    "PC210": "token-collapse",
+    "PC211": "dtype-drift",
+    "PC212": "activation-range",
     "PC301": "exploding-gradient",
     "PC302": "vanishing-gradient",
+    "PC303": "dead-gradient",
     "PC304": "no-gradient",
     "PC305": "non-finite-gradient",
+    "PC306": "gradient-step",
+    "PC401": "initial-loss",
+    "PC402": "logit-scale",
     "PC501": "unused-module",
     "PC502": "no-residual-stream",
     "PC503": "unobserved",
@@ -59,7 +68,7 @@ def test_a_rule_explains_itself(rule):
     assert rules.explain(rule.name) == text
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("PC2O1", "PC201"), ("explosoin", "explosion"), ("pc210", "PC20")])
+@pytest.mark.parametrize(("wrong", "right"), [("PC2O1", "PC2"), ("explosoin", "explosion"), ("pc299", "PC2")])
 def test_an_unknown_rule_is_refused_with_the_nearest(wrong, right):
     for ask in (
         rules.explain,
@@ -135,10 +144,11 @@ def test_no_parameter_breaks_a_rule(seed):
     records = []
     for name in names:
         odd = {field: draw.choice(choices) for field, choices in optional.items() if draw.random() < 0.5}
-        role = draw.choice([None, "linear", "convolution", "embedding", "norm"])
+        role = draw.choice([None, "linear", "convolution", "embedding", "norm", "step_bias"])
         changes = {"shape": (50, 100), **odd, "role": role, "kind": draw.choice(["parameter", "parameter", "buffer"])}
         records.append(parameter(name, **changes, numel=math.prod(changes["shape"])))
-    for finding in rules.judge(run_of(additive(2), records)):
+    expect = {"init": draw.choice([None, "gpt2", "he", "olmo-llama"]), "std": 0.02, "embedding_std": draw.choice([None, 1.0])}
+    for finding in rules.judge(run_of(additive(2), records, settings={"expect": expect})):
         assert finding.message
 
 
