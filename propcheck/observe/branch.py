@@ -145,7 +145,8 @@ def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) 
         parameters=frozenset().union(*(step.parameters for step in inside)),
         read_norm=next((one.norm for one in readings if one.norm is not None), None),
         read_scalings=max((one.scalings for one in readings), default=0),
-        reads_bare=any(parent.norm is None and "product" in step.features for step, parent in entering if parent.node is base),
+        reads_bare=not any(one.norm is not None and one.norm.late for one in inside)
+        and any(parent.norm is None and "product" in step.features for step, parent in entering if parent.node is base),
         written_norm=update.norm,
         norms=tuple(sorted({one.norm for one in inside if one.norm is not None}, key=lambda norm: norm.number)),
         attentions=tuple(one.attention for one in inside if one.attention is not None),

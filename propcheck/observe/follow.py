@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 from propcheck.observe.additions import Residual, Site, counted_twice, residual, settle, sites
 from propcheck.observe.angles import FUNCTIONS
 from propcheck.observe.branch import ancestors, path
-from propcheck.observe.functions import FUSED, SILENT
+from propcheck.observe.functions import CASTS, FUSED, SILENT
 from propcheck.observe.padding import padding_masks, real_positions
 from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
-from propcheck.observe.trace import Addition, Update, mark, outermost, signal_of, trace_of
+from propcheck.observe.trace import Addition, Update, mark, outermost, signal_of, stands_for, trace_of
 from propcheck.observe.weights import run_embedding, run_linear
 from propcheck.records import Angle, Doubling
 
@@ -222,6 +222,8 @@ class Follower(TorchFunctionMode):
             self._propagation.angles.meet(args[-1] if args else kwargs["input"], self._propagation.module)
         linear = name == "linear"
         result = run_linear(func, args, kwargs, self._names, self.ledger) if linear else func(*args, **kwargs)
+        if name in CASTS and args and isinstance(result, Tensor) and result.requires_grad and result is not args[0]:
+            stands_for(result, args[0])  # the branch may have read the stream before it was cast
         if self.measure and name not in SILENT:
             if name in FUSED and self._modules:
                 self._unobserved.setdefault(self._modules[-1][0], f"it runs as one fused function ({name})")

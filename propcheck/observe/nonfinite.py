@@ -183,9 +183,12 @@ class Watcher(Follower):
             if any(map(math.isnan, numbers)):
                 return earlier  # a fill with NaN
             masked = _masked(name, args, kwargs)
-            if not infinite or earlier is None or (masked is not None and earlier.mask):
-                words = masked if masked is not None else _words(inputs, plain)
-                return self._made_by("NaN", name, words, bad[0], rows=masked is not None)
+            if masked is not None:
+                if earlier is not None and not earlier.mask:
+                    masked += f", and hold an infinity that {_by(earlier.origin)} makes"
+                return self._made_by("NaN", name, masked, bad[0])
+            if not infinite or earlier is None:
+                return self._made_by("NaN", name, _words(inputs, plain), bad[0])
             what = f"; {_plain(name)}{_in(self._where()[0])} makes NaN of the infinity"
             return replace(earlier, origin=replace(earlier.origin, inputs=earlier.origin.inputs + what), mask=False)
         overflow = not infinite or (
@@ -196,14 +199,14 @@ class Watcher(Follower):
         )
         if any(one.infinite for one in outputs) and overflow and not nan and not numbers:
             mask = name in _LOGARITHMS and not any(one.plus for one in outputs)
-            return self._made_by("infinity", name, _words(inputs, plain), bad[0], rows=False, mask=mask)
+            return self._made_by("infinity", name, _words(inputs, plain), bad[0], mask=mask)
         return earlier
 
     def _made_by(
-        self, value: Literal["NaN", "infinity"], name: str, words: str, result: Tensor, *, rows: bool, mask: bool = False
+        self, value: Literal["NaN", "infinity"], name: str, words: str, result: Tensor, *, mask: bool = False
     ) -> _Made:
         module, block = self._where()
-        spoilt = spoilt_tokens(result, self._shape, rows=rows or name in SOFTMAXES)
+        spoilt = spoilt_tokens(result, self._shape, rows=name in SOFTMAXES)
         self._orders += 1
         origin = Origin(
             self._seed, "forward", value, _plain(name), module, block, words, spoilt.tokens, spoilt.affected, spoilt.positions
@@ -242,11 +245,12 @@ def _masked(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | N
         if isinstance(dim, int) and whole_rows_masked(args[0], dim):
             return "scores that are -infinity in whole rows"
     if name in ATTENTIONS:
-        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        if isinstance(mask, Tensor):
-            hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
-            if bool(hidden.all(-1).any()):
-                return "a mask that leaves whole rows nothing to attend to"
+        of_layer = name == "multi_head_attention_forward"  # whose masks say what is hidden, the others what is seen
+        for mask in (kwargs.get("key_padding_mask"), kwargs.get("attn_mask", args[3] if len(args) > 3 else None)):
+            if isinstance(mask, Tensor):
+                hidden = mask == -torch.inf if mask.dtype != torch.bool else mask if of_layer else ~mask
+                if bool(hidden.all(-1).any()):
+                    return "a mask that leaves whole rows nothing to attend to"
     return None
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from propcheck.observe.functions import NORMS
 from propcheck.observe.padding import real_positions
 from propcheck.observe.statistics import moments, norm_statistics
-from propcheck.observe.trace import Norm, is_transformed
+from propcheck.observe.trace import Norm, is_transformed, trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.observe.trace import Trace
+    from propcheck.observe.trace import Node, Trace
     from propcheck.records import NormKind
 
 # Of a reduction that a handwritten norm is built on: what it divides by.
@@ -48,6 +48,7 @@ class Norms:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         operand: Tensor,
+        node: Node | None,
         factors: Sequence[Trace],
         result: Any,
         module: str | None,
@@ -80,16 +81,19 @@ class Norms:
                 function, dtype = own.reduced
                 kind, eps = _STATISTICS.get(function, "length"), own.eps
         seen = None
-        if not is_transformed(operand):
+        # linear(x) / rms(x): what was reduced is not what is divided.
+        late = bool(factors) and all(one.of is not node for one in factors)
+        if not is_transformed(operand) and not late:
             whole = known and isinstance(value, Tensor) and value.shape == operand.shape
             with torch.no_grad():
                 after = self._vectors(value, width) if whole else None
                 seen = norm_statistics(self._vectors(operand, width), after, kind=kind, eps=eps)
-        norm = Norm(len(self.met), kind, dtype, width, module, eps if known else None, seen)
+        norm = Norm(len(self.met), kind, dtype, width, module, eps if known else None, seen, late=late)
         norm.parameter = min(frozenset().union(*(one.parameters for one in factors)), default=None)  # a gain within the factor
         self.met.append(norm)
         if isinstance(weight, Tensor):
-            self._gain(norm, weight)
+            known_weight = trace_of(weight)
+            self._gain(norm, weight, known_weight.parameters if known_weight is not None else frozenset())
         return norm
 
     def gain(self, norm: Norm, gains: Sequence[tuple[Tensor, frozenset[str]]], result: Tensor) -> None:

@@ -144,7 +144,7 @@ class Propagation:
             rooted = factors[0].rooted or name in ROOTS or (name == "pow" and _is_root(args[-1]))
             added = next((one for one in args if isinstance(one, int | float)), None) if name in ADDITIONS else None
             eps = factors[0].eps if added is None or factors[0].rooted else float(added)
-            trace = self._factor(tuple(factors), weights, rooted=rooted, reduced=factors[0].reduced, eps=eps)
+            trace = self._factor(tuple(factors), weights, rooted=rooted, reduced=factors[0].reduced, of=factors[0].of, eps=eps)
         elif weights and unknown and name in PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
             begun = self.begin("root")  # zeros to start from, noise, positions
             made = [one for one in operands if trace_of(one) is None and id(one) not in self._names]
@@ -223,7 +223,7 @@ class Propagation:
             if name == "sum" and node is not None and node.kind == "merge" and node.order == trace.order and not node.carries:
                 return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
             made = result[0] if isinstance(result, tuple | list) else result
-            return self._factor(parents, weights, rooted=name in ROOTS, reduced=(name, made.dtype), eps=None)
+            return self._factor(parents, weights, rooted=name in ROOTS, reduced=(name, made.dtype), of=trace.node, eps=None)
         what: dict[str, Any] = {
             "node": trace.node,
             "parents": parents,
@@ -242,7 +242,7 @@ class Propagation:
         if name == "softplus":
             self.step_biases |= self._biases(trace)
         if normalises:
-            norm = self.norms.meet(name, args, kwargs, operand, factors, result, self.module)
+            norm = self.norms.meet(name, args, kwargs, operand, trace.node, factors, result, self.module)
             if trace.node is not None:
                 trace.node.normed = trace.node.read = True
             what |= {"norm": norm, "ungained": not weights}
@@ -266,8 +266,10 @@ class Propagation:
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], operand: Tensor, before: str | None, result: Any
     ) -> str | None:
         """Say what gave a copy a wider dtype, if an operand of elementwise arithmetic did."""
-        if not isinstance(result, Tensor) or name in CASTS:
+        if not isinstance(result, Tensor):
             return None
+        if name in CASTS:
+            return before if result is operand else None  # a cast to the dtype that it has is none
         if name not in SCALINGS | ADDITIONS | DIFFERENCES or operand.dtype not in _HALVES or result.dtype in _HALVES:
             return before
         other = next((one for one in tensors_in((*args, *kwargs.values())) if one.dtype == result.dtype), None)
@@ -299,17 +301,9 @@ class Propagation:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             return from_logits(logits, result) if dim in (-1, logits.dim() - 1) else None
 
-    def _factor(
-        self,
-        parents: tuple[Trace, ...],
-        weights: frozenset[str],
-        *,
-        rooted: bool,
-        reduced: tuple[str, torch.dtype] | None,
-        eps: float | None,
-    ) -> Trace:
+    def _factor(self, parents: tuple[Trace, ...], weights: frozenset[str], **what: Any) -> Trace:
         self.steps += 1
-        return Trace("factor", self.steps, parents=parents, parameters=weights, rooted=rooted, reduced=reduced, eps=eps)
+        return Trace("factor", self.steps, parents=parents, parameters=weights, **what)
 
     def _merged(
         self,

@@ -59,6 +59,8 @@ class Spool:
 
     def clear(self) -> None:
         """Forget everything: the pass starts again."""
+        assert self._file is not None
+        self._file.truncate(0)
         self._places.clear()
 
     def keep(self, addition: Addition, column: str, part: int, tensor: Tensor) -> None:
@@ -70,6 +72,8 @@ class Spool:
             If the disk is full.
         """
         assert self._file is not None
+        if column == "grad_sum":
+            return
         with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
             flat = tensor.detach().cpu().contiguous().view(-1)
             try:
@@ -129,14 +133,14 @@ class Draws(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in self._names and any(_is_half(one) for one in tensors_in((result,))):
+        if name in self._names and any(_is_half(one) for one in tensors_in((result, *args))):
             self.found.add(name)
         return result
 
 
 _DRAWS = {
     "rand", "rand_like", "randn", "randn_like", "normal", "normal_", "uniform_", "bernoulli", "exponential_", "log_normal_",
-    "cauchy_", "gumbel_softmax", "rrelu", "rrelu_", "rrelu_with_noise",
+    "cauchy_", "multinomial", "gumbel_softmax", "rrelu", "rrelu_", "rrelu_with_noise",
 }  # fmt: skip
 _MASKS = {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "bernoulli_"}
 

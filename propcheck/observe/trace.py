@@ -34,6 +34,7 @@ class Norm:
     module: str | None
     eps: float | None
     statistics: NormStatistics | None  # None within a transform of torch.func, whose tensors stand for many
+    late: bool = False  # it divides what was computed from what it measures
     output_mean_square: Tensor | None = None  # after the gain, where that came by itself
     parameter: str | None = None
     gain_mean_square: Tensor | None = None
@@ -84,6 +85,7 @@ class Trace:
     promoted: str | None = None  # what gave it a wider dtype since its node, though nothing cast it
     attention: AttentionStatistics | None = None  # of this step
     reduced: tuple[str, torch.dtype] | None = None  # of a factor: the reduction that it began with, and its dtype
+    of: Node | None = None  # of a factor: what was reduced
     eps: float | None = None  # of a factor: the number that was added to it
 
 
@@ -204,15 +206,18 @@ _OUTER = "_propcheck_outer"
 
 
 def stands_for(inner: Tensor, outer: Tensor) -> None:
-    """Say that within a unit ``inner`` is what ``outer``, which others may read too, is outside of it."""
-    setattr(inner, _OUTER, (outer, inner._version))  # noqa: SLF001
+    """Say that ``inner`` is what ``outer``, which others may read too, is: within a unit, or in another dtype."""
+    setattr(inner, _OUTER, (outer, inner._version, outer._version))  # noqa: SLF001
 
 
 def outermost(tensor: Tensor) -> Tensor:
-    """Return the tensor outside of the unit for which ``tensor`` stands, unchanged; else itself."""
-    outer, version = getattr(tensor, _OUTER, (tensor, None))
-    same = version is None or version == tensor._version  # noqa: SLF001
-    return outermost(outer) if same and outer is not tensor else tensor
+    """Return the tensor for which ``tensor`` stands, if neither was changed since; else itself."""
+    known = getattr(tensor, _OUTER, None)
+    if known is None:
+        return tensor
+    outer, *versions = known
+    same = versions == [tensor._version, outer._version]  # noqa: SLF001
+    return outermost(outer) if same else tensor
 
 
 def signal_of(value: Any) -> Trace | None:

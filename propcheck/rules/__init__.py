@@ -6,14 +6,30 @@ Rules judge; they neither render nor know how the run was made.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from propcheck import depth
 from propcheck.errors import PropcheckError
 from propcheck.records import Finding, Run, Severity
-from propcheck.rules import backward, forward, initial, jumps, observed, precision, unused, values
+from propcheck.rules import (
+    backward,
+    dead,
+    forward,
+    head,
+    initial,
+    jumps,
+    observed,
+    precision,
+    ranges,
+    reading,
+    residual,
+    steps,
+    tokens,
+    unused,
+    values,
+)
 from propcheck.rules.rule import Hit, Relation, Rule
 from propcheck.wording import count
 
@@ -24,7 +40,27 @@ __all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
 
 ALL: tuple[Rule, ...] = tuple(
     sorted(
-        (rule for family in (values, initial, forward, jumps, precision, backward, unused, observed) for rule in family.RULES),
+        (
+            rule
+            for family in (
+                values,
+                initial,
+                forward,
+                jumps,
+                residual,
+                steps,
+                precision,
+                ranges,
+                backward,
+                dead,
+                unused,
+                observed,
+                reading,
+                tokens,
+                head,
+            )
+            for rule in family.RULES
+        ),
         key=lambda rule: rule.id,
     )
 )
@@ -97,12 +133,13 @@ def judge(
 
     seeds = sorted({record.seed for record in run.sites})
     whole = [(depth.profile(run), [depth.profile(run, seed) for seed in seeds])]
+    runs = [replace(run, norms=tuple(norm for norm in run.norms if norm.seed == seed)) for seed in seeds]
     streams = list(zip(depth.streams(run), zip(*(depth.streams(run, seed) for seed in seeds), strict=True), strict=True))
     hits = {
         rule.id: [
             hit
             for curve, single in (streams if rule.of == "stream" else whole)
-            for hit in _hits(rule, run, curve, single, limits[rule.id])
+            for hit in _hits(rule, (run, curve), list(zip(runs, single, strict=True)), limits[rule.id])
         ]
         for rule in rules
     }
@@ -175,12 +212,15 @@ def _related(own: tuple[int, ...], cause: tuple[int, ...], relation: Relation) -
     }[relation]
 
 
-def _hits(rule: Rule, run: Run, whole: depth.Profile, single: Sequence[depth.Profile], limit: float) -> list[tuple[Hit, str]]:
-    """Judge, and write behind each hit how many seeds show it."""
+def _hits(
+    rule: Rule, whole: tuple[Run, depth.Profile], single: Sequence[tuple[Run, depth.Profile]], limit: float
+) -> list[tuple[Hit, str]]:
+    """Judge all seeds together and each by itself, and write behind each hit how many seeds show it."""
+    run, curve = whole
     if len(single) < 2:
-        return [(hit, "") for hit in rule.check(whole, run, limit)]
-    each = [rule.check(curve, run, limit) for curve in single]
-    hits = next((found for found in each if found), []) if rule.pool == "any" else rule.check(whole, run, limit)
+        return [(hit, "") for hit in rule.check(curve, run, limit)]
+    each = [rule.check(own_curve, own_run, limit) for own_run, own_curve in single]
+    hits = next((found for found in each if found), []) if rule.pool == "any" else rule.check(curve, run, limit)
     pairs = []
     for hit in hits:
         agreeing = sum(any(set(hit.sites) & set(other.sites) for other in found) for found in each)

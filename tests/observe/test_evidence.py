@@ -64,6 +64,18 @@ def test_a_wide_scale_promotes_the_stream_from_its_first_site_on():
     assert of(rows[1:], "promoted") == [None] * (2 * LAYERS - 1)  # it is wide already
 
 
+class Upcasting(Casting):
+    """A norm that computes in fp32, as most do."""
+
+    def forward(self, x):
+        return F.layer_norm(x.float(), (WIDTH,)).to(self.weight.dtype) * self.weight
+
+
+def test_a_norm_that_casts_what_is_wide_already_does_not_hide_it():
+    _, rows = run(lambda: halved(Model(lambda: Scaled(norm=Upcasting))))
+    assert rows[0].promoted == "mul with blocks.0.scale (float32)"
+
+
 def test_a_stream_that_is_cast_back_or_cast_on_purpose_is_not_promoted():
     _, rows = run(lambda: halved(Model(lambda: Scaled(norm=Casting, cast=True))))
     assert of(rows, "promoted") == [None] * (2 * LAYERS)

@@ -173,3 +173,33 @@ def test_a_sublayer_that_reads_past_its_norm_says_so():
     assert all(
         row.norm_output_rms is not None and row.norm_input_rms == pytest.approx(row.stream_rms, rel=1e-6) for row in rows
     )
+
+
+class LateNorm(nn.Module):
+    """The queries are divided by the RMS of what they were computed from."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.linear(x) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_a_norm_that_divides_what_came_later_measures_nothing():
+    found, _ = record_of(LateNorm(), tokens())
+    assert (found.input_rms, found.output_rms, found.epsilon_share) == (None, None, None)
+
+
+class PlusOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((WIDTH,), 0.5))
+
+    def forward(self, x):
+        return F.layer_norm(x, (WIDTH,), self.weight + 1)
+
+
+def test_a_gain_that_was_computed_goes_by_its_parameter():
+    found, _ = record_of(PlusOne(), tokens())
+    assert (found.parameter, found.gain) == ("weight", 1.5)
