@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck.observe.branch import Branch, Path, branch, path, walk
-from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated, is_stream
+from propcheck.observe.trace import Addition, Node, Trace, carried, carried_since_addition, contained, gated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,15 +111,14 @@ def _closed(
 
 
 def counted_twice(first: Trace, second: Trace) -> bool:
-    """Whether the sum of two tensors counts a stream twice: it is added to itself, or again to a sum that it is in."""
-    if first is second:
-        return is_stream(first.node)
-    if first.scalings or second.scalings or first.norm or second.norm:
-        return False
-    return any(
-        is_stream(stream.node) and whole.addition is not None and whole.addition.operand_node is stream.node
-        for stream, whole in ((first, _node(second)), (second, _node(first)))
-    )
+    """Whether the sum of two tensors counts one twice: it is added to itself, or again to a sum that it is in."""
+    if first.value == second.value:
+        return True
+    for stream, whole in ((first, second), (second, first)):
+        addition = None if whole.node is None or whole.value != whole.node.order else whole.node.addition
+        if addition is not None and addition.stream.value == stream.value and not addition.stream.scalings > stream.scalings:
+            return True
+    return False
 
 
 def different_kinds(first: Trace, second: Trace) -> bool:

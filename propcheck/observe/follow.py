@@ -25,7 +25,7 @@ from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
-from propcheck.observe.trace import Addition, Update, mark, outermost, signal_of, stands_for, trace_of
+from propcheck.observe.trace import Addition, Update, is_stream, mark, outermost, signal_of, stands_for, trace_of
 from propcheck.observe.weights import run_embedding, run_linear
 from propcheck.records import Angle, Doubling
 
@@ -73,7 +73,7 @@ class Follower(TorchFunctionMode):
         self._propagation = Propagation(names)
         self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
         self._kept: list[_Kept] = []  # of one stream
-        self._doubled: list[tuple[int, int | None, str | None]] = []  # the last step before, block and module
+        self._doubled: list[tuple[Trace, int, int | None, str | None]] = []  # what, the last step before, block and module
         self._block_of: dict[str, int | None] = {}  # by module
         self._since: dict[int, int] = {}  # by block: the last step before it began
         self._sites: list[Site] | None = None
@@ -98,9 +98,11 @@ class Follower(TorchFunctionMode):
     @property
     def doublings(self) -> tuple[Doubling, ...]:
         """The additions that count the stream twice, once the pass is over."""
+        streams = {one.stream.node for one in self.sites}  # what an update replaced begins a stream too
         return tuple(
             Doubling(next((one.number for one in self.sites if one.order > step), None), block, module)
-            for step, block, module in self._doubled
+            for what, step, block, module in self._doubled
+            if is_stream(what.node) or what.node in streams
         )
 
     def block_of(self, module: str | None) -> int | None:
@@ -289,7 +291,7 @@ class Follower(TorchFunctionMode):
         how = residual(first, second, parts, self._block())
         if how is None:
             if found.alpha == 1 and counted_twice(first, second):
-                self._doubled.append((self._propagation.steps, self._block(), self._modules[-1][0] if self._modules else None))
+                self._doubled.append((first, self._propagation.steps, self._block(), self._propagation.module))
             return None
         if found.alpha < 0 and not how.stream_is_first:
             return None  # the stream is what is taken away

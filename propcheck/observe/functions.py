@@ -46,6 +46,8 @@ VIEWS = {
 # Of whose second operand only the shape or the dtype counts.
 AS = {"type_as", "view_as", "expand_as", "reshape_as", "to"}
 CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "double"}
+# What has the elements of its operand, in their order.
+COPIES = CASTS | {"clone", "contiguous", "detach", "view", "reshape"}
 EXPONENTIALS = {"exp", "exp_", "exp2", "expm1"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 SUMS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_"}

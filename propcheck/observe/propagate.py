@@ -17,6 +17,7 @@ from propcheck.observe.functions import (
     CASTS,
     COLLECTIONS,
     CONVOLUTIONS,
+    COPIES,
     DIFFERENCES,
     DRAWS,
     EXPONENTIALS,
@@ -237,6 +238,7 @@ class Propagation:
             "routed": trace.routed or name in ROUTERS,
             "gate": trace.gate or name in GATES,
             "step_size": name == "softplus" or (trace.step_size and name not in EXPONENTIALS),
+            "same_as": trace.value if name in COPIES else None,
             "promoted": self._promoted(name, args, kwargs, operand, trace.promoted, result),
         }
         if name == "softplus":

@@ -82,11 +82,17 @@ class Trace:
     step_size: bool = False  # it passed a softplus, and no exponential or product since
     gate: bool = False  # it was bounded by a sigmoid or the like since its node
     channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
+    same_as: int | None = None  # the step whose value, element by element, it has: of a view, a cast, a clone
     promoted: str | None = None  # what gave it a wider dtype since its node, though nothing cast it
     attention: AttentionStatistics | None = None  # of this step
     reduced: tuple[str, torch.dtype] | None = None  # of a factor: the reduction that it began with, and its dtype
     of: Node | None = None  # of a factor: what was reduced
     eps: float | None = None  # of a factor: the number that was added to it
+
+    @property
+    def value(self) -> int:
+        """The step that gave it its value: those of two copies are equal where their elements are."""
+        return self.order if self.same_as is None else self.same_as
 
 
 @dataclass(slots=True)

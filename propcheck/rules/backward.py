@@ -6,11 +6,13 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from propcheck.depth import Profile, compounding, gradient_steps, safe_exp
+from propcheck.depth import NORM_ON_STREAM, Profile, compounding, gradient_steps, safe_exp
+from propcheck.growth import gradient_growth
 from propcheck.records import Place, Run, SiteRecord
-from propcheck.rules.forward import first_nonfinite, kept_blocks
+from propcheck.rules.forward import first_nonfinite, kept_blocks, law
+from propcheck.rules.origins import first_made
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.theory import NORM_ON_STREAM, expected_gradient_step
+from propcheck.theory import expected_gradient_step
 from propcheck.wording import count, number
 
 if TYPE_CHECKING:
@@ -32,9 +34,9 @@ def _exploding(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
     expected = statistics.fmean(steps[j] - excess[j] for j in trend.kept)
     worst = curve.units[max(trend.kept, key=lambda j: excess[j])][0]
     if any(record.placement in NORM_ON_STREAM for record in curve.sites):
-        law = "a norm after each addition keeps it near x1 only where branches amplify gradients no more than activations"
+        limits = "a norm after each addition keeps it near x1 only where branches amplify gradients no more than activations"
     else:
-        law = (
+        limits = (
             f"the additions of the forward pass explain at most x{number(safe_exp(expected))} a {curve.noun}, "
             f"x{number(safe_exp(expected * units))} in all"
         )
@@ -47,7 +49,7 @@ def _exploding(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
             expected=safe_exp(expected),
             message=f"The gradient grows x{number(safe_exp(measured))} a {curve.noun} on its way back over "
             f"{kept_blocks(curve, trend)}, which compounds to x{number(safe_exp(measured * units))} over "
-            f"{count(units, curve.noun)}; {law}.",
+            f"{count(units, curve.noun)}; {limits}.{law(gradient_growth(curve), 'goes', curve.noun)}",
             severity="error" if safe_exp(measured * units) > limit**2 else "warning",
         )
     ]
@@ -71,7 +73,7 @@ def _vanishing(curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
             expected=1.0,
             message=f"The gradient shrinks x{number(trend.factor)} a {curve.noun} on its way back over "
             f"{kept_blocks(curve, trend)}, which compounds to x{number(trend.compounded)} over {count(units, curve.noun)}; "
-            "the residual path alone would keep it at x1 or above.",
+            f"the residual path alone would keep it at x1 or above.{law(gradient_growth(curve), 'goes', curve.noun)}",
             severity="error" if trend.compounded < 1 / limit**2 else "warning",
         )
     ]
@@ -135,12 +137,15 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
     bad = [record for record in curve.sites if _bad_gradient(record)]
     if not bad:
         parameters = [p for p in run.parameters if p.grad_state == "nonfinite"]
-        return [_nonfinite_parameter(parameters[0].name, len(parameters))] if parameters else []
+        made = first_made(run, curve.sites, "backward")
+        return [_nonfinite_parameter(parameters[0].name, len(parameters), made)] if parameters else []
     first = bad[-1]  # the backward pass comes from the end
     metric = _bad_gradient(first) or ""
     value = getattr(first, metric)
     loss = run.loss.value
-    if loss is not None and not math.isfinite(loss):
+    spoilt = loss is not None and not math.isfinite(loss)
+    made = first_made(run, curve.sites, "forward" if spoilt else "backward")
+    if spoilt:
         origin = f"the loss itself is {number(loss)} although every sum is finite, so it starts behind the last block"
     elif metric == "grad_sum_norm" and first is curve.sites[-1]:
         origin = "it is so already when it leaves head and loss, although the loss is finite"
@@ -158,7 +163,7 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
             metric=metric,
             value=value,
             expected="finite",
-            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}.{more}",
+            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}.{made}{more}",
         )
     ]
 
@@ -169,7 +174,7 @@ def _bad_gradient(record: SiteRecord) -> str | None:
     return next((name for name, value in values if value is not None and not math.isfinite(value)), None)
 
 
-def _nonfinite_parameter(name: str, amount: int) -> Hit:
+def _nonfinite_parameter(name: str, amount: int, made: str) -> Hit:
     more = f", and {count(amount - 1, 'more parameter')}" if amount > 1 else ""
     return Hit(
         sites=(),
@@ -177,7 +182,7 @@ def _nonfinite_parameter(name: str, amount: int) -> Hit:
         metric="grad_state",
         value="nonfinite",
         expected="finite",
-        message=f"The gradient of {name}{more} is NaN or infinite, although that of the stream is finite at every site.",
+        message=f"The gradient of {name}{more} is NaN or infinite, although that of the stream is finite at every site.{made}",
     )
 
 
@@ -238,7 +243,8 @@ NONFINITE_GRADIENT = Rule(
     why="The first optimiser step writes it into the weights.",
     formula="Any of grad_sum_norm, grad_update_norm, param_grad_norm, grad_stream_norm is NaN or infinite, or a parameter's "
     "grad_state is nonfinite. The last site in forward order, which the backward pass meets first, is reported. Where the "
-    "forward pass is not finite either, PC209 reports both.",
+    "forward pass is not finite either, PC209 reports both. The pass is run a second time with every step of the backward pass "
+    "watched, and the one is named that first made a gradient that is not finite out of finite ones.",
     basis="Arithmetic: no number of them is acceptable.",
     source="IEEE 754: NaN and infinity propagate through sums and products.",
     remedy="Look at the backward of the sublayer named: a square root or norm at 0, log or division at 0, a masked softmax, "

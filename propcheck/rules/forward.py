@@ -6,12 +6,15 @@ import math
 from typing import TYPE_CHECKING
 
 from propcheck.depth import Compounding, Profile, compounding, log_ratio, median, stream_steps
+from propcheck.growth import stream_growth
+from propcheck.rules.origins import first_made
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
 from propcheck.wording import count, number, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from propcheck.growth import Growth
     from propcheck.records import Run, SiteRecord
 
 # Square-root growth over the judged three quarters, as a factor over the whole depth: 4^(2/3).
@@ -21,6 +24,13 @@ _ADDITIVE = 4 ** (2 / 3)
 def kept_blocks(curve: Profile, trend: Compounding) -> str:
     """Write ``blocks 17 to 63`` for the blocks that a trend was judged over."""
     return places(curve.noun, [curve.label(j) for j in trend.kept])
+
+
+def law(growth: Growth | None, verb: str, noun: str) -> str:
+    """Say by which law a trend goes, as a sentence; empty where blocks are too few, or where what was fitted is flat."""
+    if growth is None or growth.law in (None, "flat"):
+        return ""
+    return f" It {verb} {growth.described(noun)}."
 
 
 def _main_kind(curve: Profile, trend: Compounding) -> str:
@@ -57,7 +67,8 @@ def _explosion(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
             expected=healthy,
             message=f"The stream grows x{number(trend.factor)} a {curve.noun} over {kept_blocks(curve, trend)}, which "
             f"compounds to x{number(trend.compounded)} over {count(units, curve.noun)}; updates of one size would give about "
-            f"x{number(healthy)} a {curve.noun}, x{number(_ADDITIVE)} in all.{_main_kind(curve, trend)}",
+            f"x{number(healthy)} a {curve.noun}, x{number(_ADDITIVE)} in all.{law(stream_growth(curve), 'grows', curve.noun)}"
+            f"{_main_kind(curve, trend)}",
             severity="error" if trend.compounded > limit**2 else "warning",
         )
     ]
@@ -94,7 +105,7 @@ def _collapse(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
             expected=1.0,
             message=f"The stream shrinks x{number(trend.factor)} a {curve.noun} over {kept_blocks(curve, trend)}, which "
             f"compounds to x{number(trend.compounded)} over {count(units, curve.noun)}; additions do not shrink a stream: x1 "
-            f"or more is expected.{_main_kind(curve, trend)}",
+            f"or more is expected.{law(stream_growth(curve), 'goes', curve.noun)}{_main_kind(curve, trend)}",
             severity="error" if trend.compounded < 1 / limit**2 else "warning",
         )
     ]
@@ -155,7 +166,7 @@ def first_nonfinite(curve: Profile) -> SiteRecord | None:
     return next((record for record in curve.sites if _is_nonfinite(record)), None)
 
 
-def _nonfinite_activation(curve: Profile, _run: Run, _limit: float) -> Sequence[Hit]:
+def _nonfinite_activation(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
     bad = [record for record in curve.sites if _is_nonfinite(record)]
     if not bad:
         return []
@@ -171,6 +182,7 @@ def _nonfinite_activation(curve: Profile, _run: Run, _limit: float) -> Sequence[
         origin = "nothing before it was seen to be"
     later = f" It is also so at {count(len(bad) - 1, 'later site')}." if len(bad) > 1 else ""
     gradients = [r for r in curve.sites if r.grad_stream_norm is not None and not math.isfinite(r.grad_stream_norm)]
+    made = first_made(run, curve.sites, "forward")
     backward = f" The gradient is not finite at {count(len(gradients), 'site')}." if gradients else ""
     return [
         Hit(
@@ -179,7 +191,7 @@ def _nonfinite_activation(curve: Profile, _run: Run, _limit: float) -> Sequence[
             metric="nonfinite",
             value=first.nonfinite,
             expected=0.0,
-            message=f"The sum at {in_words(first)} holds {amount}: {origin}.{later}{backward}",
+            message=f"The sum at {in_words(first)} holds {amount}: {origin}.{made}{later}{backward}",
         )
     ]
 
@@ -197,7 +209,8 @@ EXPLOSION = Rule(
     formula="r = geometric mean of sum_rms(block) / sum_rms(block before), over the blocks after the first quarter of the "
     "depth, without the largest tenth of the factors (a jump is PC205). The rule is broken when r^blocks > threshold. A "
     "power law depth^p gives 4^(4p/3) at any depth, so growth like sqrt(depth) gives 2.52 and is never flagged, however "
-    "large its end value.",
+    "large its end value. The message says whether depth^p or a factor a block fits better, by least squares of the logarithm "
+    "over the same blocks.",
     basis="Updates of one size cannot take the stream faster than linearly from the first block on: 6.35. Trained GPT-2 XL "
     "grows x1.045 a layer, 1.045^48 = 8.3, and is healthy. 10 is above both, and 1.1^64 = 446 is far above it. No published "
     "cut-off was found: the number is this tool's own.",
@@ -254,7 +267,9 @@ NONFINITE_ACTIVATION = Rule(
     sees="NaN or infinity in the stream.",
     why="Everything that reads it is lost, the loss included: the first step of training destroys the weights.",
     formula="nonfinite > 0. The first site in forward order is reported, with where it came from (stream, update, or "
-    "overflow of the sum) and how many later sites follow.",
+    "overflow of the sum) and how many later sites follow. The pass is run a second time with the result of every function "
+    "looked at, and the one is named that first made NaN or infinity out of finite numbers; an infinity that is written as "
+    "such, as into a mask, is none.",
     basis="Arithmetic: no number of them is acceptable.",
     source="IEEE 754: NaN and infinity propagate through sums and products.",
     remedy="Look at the sublayer named: fully masked attention rows, exponentials of positive sums, division by zero, or a "

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import TYPE_CHECKING
 
-from propcheck.depth import Profile, log_ratio, median, safe_exp
+from propcheck.depth import NORM_ON_STREAM, Profile, log_ratio, median, safe_exp
+from propcheck.rules.neighbours import link, sides, stands_out
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
-from propcheck.theory import NORM_ON_STREAM
 from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.records import Run, SiteRecord
+    from propcheck.records import Run
 
 # The first block is judged by what it makes of the embedding as a whole: additive growth from a small embedding is steep there
 # by law, and only the scale of the embedding is to blame.
 FIRST_BLOCK_LIMIT = 10.0
-# How many siblings on each side a site is compared with: the median of three stands one bad neighbour.
-NEIGHBOURS = 3
 
 
 def _dominant_update(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
@@ -138,8 +135,8 @@ def _odd_step(curve: Profile, index: int, limit: float) -> tuple[str, float, flo
     Returns the metric, the log step and the log step expected, or ``None`` where both are in line.
     """
     first_unit = len(curve.units[0])
-    links = {i: _link(curve.sites, i) for i in (index, *_near(curve, index, 0))}
-    found = _stands_out(index, links, _near_sides(curve, index, 0), limit)
+    around = sides(curve, index)
+    found = stands_out(index, {i: link(curve.sites, i) for side in ([index], *around) for i in side}, around, limit)
     # Where a norm acts on the stream, the first norm after the embedding does what no later one does: it sets the scale. Where
     # the placement is not known, later steps that are not x1 tell that something acts on the stream.
     normed = curve.sites[index].placement in NORM_ON_STREAM
@@ -148,54 +145,10 @@ def _odd_step(curve: Profile, index: int, limit: float) -> tuple[str, float, flo
         return ("stream_rms / sum_rms before", *found)
     if index < first_unit:
         return None
-    adds = {i: log_ratio(curve.sites[i].sum_rms, curve.sites[i].stream_rms) for i in (index, *_near(curve, index, 1))}
-    found = _stands_out(index, adds, _near_sides(curve, index, 1), limit)
+    around = sides(curve, index, skip_units=1)
+    adds = {i: log_ratio(curve.sites[i].sum_rms, curve.sites[i].stream_rms) for side in ([index], *around) for i in side}
+    found = stands_out(index, adds, around, limit)
     return None if found is None else ("sum_rms / stream_rms", *found)
-
-
-def _link(sites: Sequence[SiteRecord], index: int) -> float | None:
-    """Log of the stream at a site over the sum before it: 0 unless something acts on the stream between additions."""
-    if index == 0:
-        return None
-    here, previous = sites[index], sites[index - 1]
-    if here.stream_rms == previous.stream_rms and here.sum_rms == previous.sum_rms:
-        return None  # a parallel block: both updates are added to one stream, there is nothing between them
-    return log_ratio(here.stream_rms, previous.sum_rms)
-
-
-def _near_sides(curve: Profile, index: int, skip_units: int) -> tuple[list[int], list[int]]:
-    before, after = siblings(curve, index, skip_units=skip_units)
-    return before[:NEIGHBOURS], after[:NEIGHBOURS]
-
-
-def _near(curve: Profile, index: int, skip_units: int) -> list[int]:
-    before, after = _near_sides(curve, index, skip_units)
-    return [*before, *after]
-
-
-def _stands_out(
-    index: int, steps: dict[int, float | None], sides: tuple[list[int], list[int]], limit: float
-) -> tuple[float, float] | None:
-    """Give a site's log step and its siblings' if it is off on every side that has siblings, the same way each time.
-
-    Off on one side only is where a new regime begins (the other blocks go on like it), not a jump.
-    """
-    own = steps[index]
-    known = [[step for i in side if (step := steps[i]) is not None] for side in sides]
-    if own is None or sum(len(side) for side in known) < 2:
-        return None
-    if sides[1] and not known[0]:
-        return None  # only later siblings: the stream has just begun, and its first steps are the steepest
-    # The median of two lies between them, so that one odd neighbour would drag it; of two, the nearer one counts.
-    deviations = [
-        min((own - side_median for side_median in {statistics.median_low(side), statistics.median_high(side)}), key=abs)
-        for side in known
-        if side
-    ]
-    if all(d > limit for d in deviations) or all(d < -limit for d in deviations):
-        expected = median([*known[0], *known[1]])
-        return None if expected is None else (own, expected)
-    return None
 
 
 DOMINANT_UPDATE = Rule(
@@ -217,7 +170,7 @@ DOMINANT_UPDATE = Rule(
     remedy="Scale the branch's output projection down (1/sqrt(2 x blocks)), or bring the embedding up to the scale of the "
     "updates.",
     check=_dominant_update,
-    follows=(("PC205", "same"),),
+    follows=(("PC205", "same"), ("PC206", "touching")),
 )
 
 DISCONTINUITY = Rule(
@@ -237,7 +190,7 @@ DISCONTINUITY = Rule(
     "first one sets the scale and is not judged so. The first block is judged as a whole: its last sum_rms over the first "
     f"stream_rms, more than {FIRST_BLOCK_LIMIT:g}.",
     basis="The steepest healthy step after the first block is sqrt(2), and differs from the next, sqrt(1.5), by a factor of "
-    "1.15; a residual that is doubled gives 2 or more. 1.5 lies midway. (One that is missing ends the stream.) "
+    "1.15; a residual that is doubled gives 2 or more. 1.5 lies midway. (One that is missing ends the stream, and is PC206.) "
     "For the first block, embeddings of one "
     f"third of the first updates (GPT-2) gives 2.8; {FIRST_BLOCK_LIMIT:g} is this tool's own, no published cut-off was found.",
     source="Takase 2023, arXiv 2312.16903 (embeddings of std 0.02 invite spikes, of about 1 avoid them); additive law from "
@@ -245,6 +198,7 @@ DISCONTINUITY = Rule(
     remedy="Compare the forward code and the init of that block with its neighbours': a residual missing, doubled or taken "
     "after the norm, or an output projection drawn at another scale.",
     check=_discontinuity,
+    follows=(("PC206", "touching"),),
 )
 
 RULES = (DOMINANT_UPDATE, DISCONTINUITY)

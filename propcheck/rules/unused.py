@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propcheck.records import Place
+from propcheck.rules.dead import untrained
 from propcheck.rules.experts import idle_parameters
 from propcheck.rules.family import path, pattern, subject
 from propcheck.rules.rule import Hit, Rule
@@ -36,9 +37,9 @@ def _no_gradient(_curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
                 "call requires_grad_() on the embedding's output).",
             )
         ]
-    idle = idle_parameters(run)
+    apart = idle_parameters(run) | untrained(run)
     hits = []
-    for kind in _kinds(trained, {p.name for p in without if p.used is not False and p.name not in idle}):
+    for kind in _kinds(trained, {p.name for p in without if p.used is not False and p.name not in apart}):
         records = _records(kind)
         used = ", used in the forward pass" if all(record.used for record in records) else ""
         are, have, at = ("is", "has", "it") if len(kind) == 1 else ("are", "have", "them")
@@ -149,7 +150,8 @@ NO_GRADIENT = Rule(
     formula="grad_state is none, requires_grad is true, and the forward pass used the parameter or that was not observed (else "
     "PC501 reports it). The highest module all of whose trainable parameters are so is reported, those of one name in several "
     "blocks together; where no trainable parameter has a path, one for the model. Experts that got no token in this batch are "
-    "not meant, while a sibling has a gradient. A gradient that is exactly zero has a path and is no matter of this rule.",
+    "not meant, while a sibling has a gradient; nor are whole branches, which PC303 reports. A gradient that is exactly zero "
+    "has a path and is no matter of this rule.",
     basis="No threshold: autograd either reaches a parameter or does not. A part is a warning only, because designs exist in "
     "which something else trains it (a bias of the router that is updated by hand, an index that has a loss of its own).",
     source="huggingface/transformers issue 21381 (frozen embedding and reentrant checkpointing: no path at all).",

@@ -105,7 +105,31 @@ class InTwoSteps(Block):
         return self.join(h, self.mlp(self.ln_2(h)))
 
 
-@pytest.mark.parametrize(("block", "first"), [(Doubled, 0), (AddedTwice, 1), (InTwoSteps, 1)])
+class Replaced(Block):
+    """As it stood: the update replaces the stream, and is added to itself."""
+
+    def forward(self, x):
+        x = self.attn(self.ln_1(x))
+        x = x + x
+        return self.join(x, self.mlp(self.ln_2(x)))
+
+
+class InPlaceOfACopy(Block):
+    def forward(self, x):
+        total = x.clone()
+        total += x
+        return self.join(total, self.mlp(self.ln_2(total)))
+
+
+class PostTwice(Block):
+    def forward(self, x):
+        x = self.ln_1(x + (x + self.attn(x)))
+        return self.ln_2(x + self.mlp(x))
+
+
+@pytest.mark.parametrize(
+    ("block", "first"), [(Doubled, 0), (AddedTwice, 1), (InTwoSteps, 1), (Replaced, 0), (InPlaceOfACopy, 0), (PostTwice, 1)]
+)
 def test_a_stream_that_is_counted_twice_is_noted_where_that_happens(block, first):
     one, _ = run(lambda: Model(block))
     assert [(found.block, found.module) for found in one.doublings] == [(n, f"blocks.{n}") for n in range(LAYERS)]
@@ -117,13 +141,18 @@ class Halving(Block):
         return super().forward(0.5 * x + 0.5 * x)
 
 
+class Gated(Block):
+    def forward(self, x):
+        return super().forward(x + F.gelu(x))
+
+
 class LongSkip(Block):
     def forward(self, x):
         start = x
         return super().forward(x) + 0.1 * start
 
 
-@pytest.mark.parametrize("block", [Block, Halving, LongSkip])
+@pytest.mark.parametrize("block", [Block, Halving, Gated, LongSkip])
 def test_other_sums_of_streams_are_no_doublings(block):
     one, _ = run(lambda: Model(block))
     assert one.doublings == ()
