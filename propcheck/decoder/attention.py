@@ -12,6 +12,8 @@ from propcheck.decoder.norms import RMSNorm
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propcheck.decoder.config import AttentionConfig, NormConfig
 
 
@@ -58,6 +60,8 @@ class Attention(nn.Module):
         Heads and switches.
     norm : NormConfig
         Its eps and zero_centered are those of the QK norm.
+    sub_norm : callable, optional
+        Makes, of a width, a norm that the heads together pass before the output projection (sub-LN, arXiv 2210.06423).
 
     Raises
     ------
@@ -65,7 +69,9 @@ class Attention(nn.Module):
         If ``attention.rotary`` would rotate an odd number of elements.
     """
 
-    def __init__(self, width: int, config: AttentionConfig, norm: NormConfig) -> None:
+    def __init__(
+        self, width: int, config: AttentionConfig, norm: NormConfig, sub_norm: Callable[[int], nn.Module] | None = None
+    ) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
@@ -84,6 +90,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(width, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(query_width, width, bias=config.bias)
+        self.sub_norm = sub_norm(query_width) if sub_norm is not None else None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm:
@@ -111,5 +118,8 @@ class Attention(nn.Module):
         y = y.transpose(1, 2)  # [batch, tokens, heads, head_width]
         if gate is not None:
             y = y * torch.sigmoid(gate)
-        out: Tensor = self.o_proj(y.reshape(batch, tokens, -1))  # [batch, tokens, width]
+        y = y.reshape(batch, tokens, -1)  # [batch, tokens, heads * head_width]
+        if self.sub_norm is not None:
+            y = self.sub_norm(y)
+        out: Tensor = self.o_proj(y)  # [batch, tokens, width]
         return out

@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mixer = Literal["attention", "deltanet"]
-Placement = Literal["pre", "post", "sandwich", "reordered", "deepnorm", "none"]
+Placement = Literal["pre", "post", "sandwich", "reordered", "deepnorm", "sub-ln", "lns", "mix-ln", "keel", "none"]
 ResidualScale = Literal["plain", "rezero", "layerscale", "depth"]
-InitScheme = Literal["normal", "gpt2", "xavier", "he", "fan-in", "small"]
+InitScheme = Literal["normal", "gpt2", "megatron", "xavier", "he", "fan-in", "small", "olmo-llama"]
 
 
 class Section(BaseModel):
@@ -105,7 +105,11 @@ class ResidualConfig(Section):
 
     placement: Placement = Field(
         "pre",
-        description="pre: x+F(Nx); post: N(x+Fx); sandwich: x+N(F(Nx)); reordered: x+N(Fx); deepnorm: N(ax+Fx); none: x+Fx.",
+        description="pre: x+F(Nx); post: N(x+Fx); sandwich: x+N(F(Nx)); reordered: x+N(Fx); deepnorm: N(ax+Fx) with "
+        "a = (2 x layers)^(1/4) and value, output and FFN weights x (8 x layers)^(-1/4); sub-ln: pre with a norm before each "
+        "output projection, those weights x sqrt(ln(2 x layers)); lns: x+F(Nx / sqrt(block)), blocks from 1; mix-ln: post in "
+        "the first quarter of the blocks, then pre; keel: N(ax+F(Nx)) with a = 2 x layers, but in the first block a = 1, its "
+        "mixer without the outer norm; none: x+Fx.",
     )
     scale: ResidualScale = Field(
         "plain",
@@ -122,10 +126,12 @@ class InitConfig(Section):
 
     scheme: InitScheme = Field(
         "normal",
-        description="normal: N(0, std) everywhere; gpt2: the same with residual projections / sqrt(2 x layers); xavier; he; "
-        "fan-in: 1/sqrt(fan_in); small: sqrt(2/(5 width)), residual projections / sqrt(2 x layers).",
+        description="normal: N(0, std) everywhere; gpt2, megatron: the same with residual projections / sqrt(2 x layers); "
+        "xavier; he; fan-in: 1/sqrt(fan_in); small: sqrt(2/(5 width)), residual projections / sqrt(2 x layers); olmo-llama: "
+        "`std`, residual projections and the FFN's up projection / sqrt(2 x layers), head 1/sqrt(width), all cut at 3 standard "
+        "deviations, embeddings N(0, 1).",
     )
-    std: float = Field(0.02, gt=0, description="Standard deviation of `normal` and `gpt2`.")
+    std: float = Field(0.02, gt=0, description="Standard deviation of `normal`, `gpt2`, `megatron` and `olmo-llama`.")
     embedding_std: float | None = Field(
         None, gt=0, description="Standard deviation of the embeddings; default: as the scheme has it."
     )

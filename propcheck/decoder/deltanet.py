@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from propcheck.decoder.norms import RMSNorm, upcast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from propcheck.decoder.config import DeltaNetConfig
 
 L2_EPS = 1e-6  # as in flash-linear-attention and transformers; no configuration has a key for it
@@ -120,9 +122,13 @@ class GatedDeltaNet(nn.Module):
         Heads, convolution and chunk.
     eps : float
         Of the gated norm, which has gain 1 and is not zero-centred.
+    sub_norm : callable, optional
+        Makes, of a width, a norm that the gated heads together pass before the output projection (sub-LN, arXiv 2210.06423).
     """
 
-    def __init__(self, width: int, config: DeltaNetConfig, eps: float) -> None:
+    def __init__(
+        self, width: int, config: DeltaNetConfig, eps: float, sub_norm: Callable[[int], nn.Module] | None = None
+    ) -> None:
         super().__init__()
         self.key_heads, self.value_heads = config.key_heads, config.value_heads
         self.key_head_width, self.value_head_width = config.key_head_width, config.value_head_width
@@ -140,6 +146,7 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(config.value_heads))
         self.norm = GatedRMSNorm(config.value_head_width, eps)
         self.out_proj = nn.Linear(value_width, width, bias=False)
+        self.sub_norm = sub_norm(value_width) if sub_norm is not None else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -163,7 +170,10 @@ class GatedDeltaNet(nn.Module):
             log_decay = -upcast(self.A_log).exp() * F.softplus(upcast(a) + upcast(self.dt_bias))
             o = delta_rule(unit(upcast(q)), unit(upcast(k)), upcast(v), log_decay, upcast(beta), chunk=self.chunk)
         o = o.to(v.dtype)  # the fused kernels, too, give the result in the dtype of v
-        out: Tensor = self.out_proj(self.norm(o, z).reshape(batch, tokens, -1))  # [batch, tokens, width]
+        y = self.norm(o, z).reshape(batch, tokens, -1)  # [batch, tokens, value_heads * value_head_width]
+        if self.sub_norm is not None:
+            y = self.sub_norm(y)
+        out: Tensor = self.out_proj(y)  # [batch, tokens, width]
         return out
 
     def _convolve(self, qkv: Tensor) -> Tensor:

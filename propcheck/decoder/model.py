@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,67 +14,69 @@ from propcheck.decoder.deltanet import GatedDeltaNet
 from propcheck.decoder.ffn import FeedForward
 from propcheck.decoder.init import hold_in_fp32, initialise
 from propcheck.decoder.norms import make_norm
-from propcheck.decoder.residual import FINAL_NORM, Update, add_update, deepnorm_alpha
+from propcheck.decoder.residual import FINAL_NORM, Update, add_update, equation
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.decoder.config import DecoderConfig, Mixer
+    from propcheck.decoder.config import DecoderConfig
 
 
 class Block(nn.Module):
     """One layer: a mixer and a feed-forward network, each added to the stream.
 
-    ``mixer_norm`` and ``ffn_norm`` are the N of the placement's equation (None for ``none``); ``mixer_output_norm`` and
-    ``ffn_output_norm`` exist for ``sandwich`` alone.
+    ``mixer_norm`` and ``ffn_norm`` are the N of the sublayer's equation (None for ``none``), ``mixer_output_norm`` and
+    ``ffn_output_norm`` the M of ``sandwich`` and ``keel``.
 
     Parameters
     ----------
     config : DecoderConfig
         The whole decoder's.
-    mixer : str
-        Kind of this block's mixer.
+    layer : int
+        Index of this block, from 0.
     """
 
-    def __init__(self, config: DecoderConfig, mixer: Mixer) -> None:
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         model, residual = config.model, config.residual
-        self.placement = residual.placement
-        self.alpha = deepnorm_alpha(model.layers)
+        self.mixer_equation, self.mixer_alpha = equation(residual.placement, layer, model.layers, mixer=True)
+        self.ffn_equation, self.ffn_alpha = equation(residual.placement, layer, model.layers, mixer=False)
 
+        # A norm before each output projection (sub-LN, arXiv 2210.06423).
+        sub_norm = partial(make_norm, config=model.norm) if residual.placement == "sub-ln" else None
         self.mixer: Attention | GatedDeltaNet
-        if mixer == "attention":
-            self.mixer = Attention(model.width, model.attention, model.norm)
+        if model.mixers[layer % len(model.mixers)] == "attention":
+            self.mixer = Attention(model.width, model.attention, model.norm, sub_norm)
         else:
-            self.mixer = GatedDeltaNet(model.width, model.deltanet, model.norm.eps)
-        self.ffn = FeedForward(model.width, model.ffn)
+            self.mixer = GatedDeltaNet(model.width, model.deltanet, model.norm.eps, sub_norm)
+        self.ffn = FeedForward(model.width, model.ffn, sub_norm)
 
-        normed, sandwich = residual.placement != "none", residual.placement == "sandwich"
-        self.mixer_norm = make_norm(model.width, model.norm) if normed else None
-        self.mixer_output_norm = make_norm(model.width, model.norm) if sandwich else None
-        self.ffn_norm = make_norm(model.width, model.norm) if normed else None
-        self.ffn_output_norm = make_norm(model.width, model.norm) if sandwich else None
+        second = ("sandwich", "keel")
+        self.mixer_norm = make_norm(model.width, model.norm) if self.mixer_equation != "none" else None
+        self.mixer_output_norm = make_norm(model.width, model.norm) if self.mixer_equation in second else None
+        self.ffn_norm = make_norm(model.width, model.norm) if self.ffn_equation != "none" else None
+        self.ffn_output_norm = make_norm(model.width, model.norm) if self.ffn_equation in second else None
         self.mixer_update = Update(model.width, model.layers, residual, model.dropout)
         self.ffn_update = Update(model.width, model.layers, residual, model.dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
         """Add both updates to ``stream`` [batch, tokens, width]."""
         stream = add_update(
-            self.placement,
+            self.mixer_equation,
             stream,
             self.mixer,
             norm=self.mixer_norm,
             output_norm=self.mixer_output_norm,
             update=self.mixer_update,
-            alpha=self.alpha,
+            alpha=self.mixer_alpha,
         )
         return add_update(
-            self.placement,
+            self.ffn_equation,
             stream,
             self.ffn,
             norm=self.ffn_norm,
             output_norm=self.ffn_output_norm,
             update=self.ffn_update,
-            alpha=self.alpha,
+            alpha=self.ffn_alpha,
         )
 
 
@@ -81,7 +84,7 @@ class Decoder(nn.Module):
     """Decoder-only language model: embedding, blocks, final norm, head.
 
     Built in torch's current default dtype and device, initialised as ``config.init`` says. The final norm exists for
-    the placements pre, sandwich and reordered; post and deepnorm end in a norm already, none has no norm at all.
+    the placements of ``FINAL_NORM``; post, deepnorm and keel end in a norm already, none has no norm at all.
 
     Parameters
     ----------
@@ -106,7 +109,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(model.vocabulary, model.width)
         self.position_embedding = nn.Embedding(model.positions, model.width) if model.positions else None
         self.embedding_norm = make_norm(model.width, model.norm) if config.residual.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(config, model.mixers[layer % len(model.mixers)]) for layer in range(model.layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(model.layers))
         self.final_norm = make_norm(model.width, model.norm) if config.residual.placement in FINAL_NORM else None
         self.head = nn.Linear(model.width, model.vocabulary, bias=False)
         if model.tied_head:

@@ -1,9 +1,9 @@
-"""How an update joins the stream: six placements of the norm and four scales of the update."""
+"""How an update joins the stream: ten placements of the norm and four scales of the update."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
     from propcheck.decoder.config import Placement, ResidualConfig
 
+# The equation of one sublayer. `mix-ln` has no equation of its own, and that of `sub-ln` is the one of `pre`.
+Equation = Literal["pre", "post", "sandwich", "reordered", "deepnorm", "lns", "keel", "none"]
+
 # Placements whose block normalises what it reads: at the end of the stack the stream itself is still unnormalised, so
-# the head needs one more norm (arXiv 2002.04745 for pre, 2502.02732 for sandwich). So too `reordered` (OLMo 2,
-# arXiv 2501.00656), whose norms sit on the updates. `post` and `deepnorm` end in a norm already (arXiv 1706.03762, 2203.00555);
-# `none` has no norm on the stream anywhere.
-FINAL_NORM: frozenset[Placement] = frozenset({"pre", "sandwich", "reordered"})
+# the head needs one more norm (arXiv 2002.04745 for pre, 2502.02732 for sandwich, 2210.06423 for sub-ln, 2502.05795 for lns,
+# 2412.13795 for mix-ln, whose last blocks are pre). So too `reordered` (OLMo 2, arXiv 2501.00656), whose norms sit on the
+# updates. `post`, `deepnorm` and `keel` end in a norm already (arXiv 1706.03762, 2203.00555, 2601.19895); `none` has no norm on
+# the stream anywhere.
+FINAL_NORM: frozenset[Placement] = frozenset({"pre", "sandwich", "reordered", "sub-ln", "lns", "mix-ln"})
+
+MIX_LN_POST_SHARE = 0.25  # of the blocks, rounded down, are post, the others pre (arXiv 2412.13795)
 
 
 def deepnorm_alpha(layers: int) -> float:
@@ -31,8 +37,42 @@ def deepnorm_beta(layers: int) -> float:
     return 1.0 / math.sqrt(math.sqrt(8.0 * layers))
 
 
+def sub_ln_gain(layers: int) -> float:
+    """Give the gain of value, output and FFN weights, sqrt(ln(2N)) for a decoder of N ``layers`` (arXiv 2210.06423)."""
+    return math.sqrt(math.log(2.0 * layers))
+
+
+def equation(placement: Placement, layer: int, layers: int, *, mixer: bool) -> tuple[Equation, float]:
+    """Give the equation of one sublayer of a decoder and its constant α.
+
+    Parameters
+    ----------
+    placement : str
+        Of the decoder.
+    layer, layers : int
+        Index of the sublayer's block, from 0, and the number of blocks.
+    mixer : bool
+        Whether it is the block's mixer, not its feed-forward network.
+    """
+    match placement:
+        case "deepnorm":
+            return "deepnorm", deepnorm_alpha(layers)
+        case "lns":
+            return "lns", 1.0 / math.sqrt(layer + 1)
+        case "mix-ln":
+            return "post" if layer < int(MIX_LN_POST_SHARE * layers) else "pre", 1.0
+        case "keel" if layer == 0:  # arXiv 2601.19895: no α in the first block, and no outer norm at its mixer
+            return "pre" if mixer else "keel", 1.0
+        case "keel":
+            return "keel", 2.0 * layers  # as many as there are sublayers
+        case "sub-ln":
+            return "pre", 1.0
+        case _:
+            return placement, 1.0
+
+
 def add_update(
-    placement: Placement,
+    placement: Equation,
     stream: Tensor,
     sublayer: Callable[[Tensor], Tensor],
     *,
@@ -56,11 +96,11 @@ def add_update(
     norm : callable or None
         N; None for ``none``.
     output_norm : callable or None
-        The second norm of ``sandwich``, else None.
+        The second norm M of ``sandwich`` and ``keel``, else None.
     update : callable
         Residual scale and dropout: what F's output passes just before it is added.
     alpha : float
-        Factor on the stream in ``deepnorm``; not read otherwise.
+        α: factor on the stream in ``deepnorm`` and ``keel``, on what F reads in ``lns``; not read otherwise.
 
     Returns
     -------
@@ -74,7 +114,7 @@ def add_update(
         case "post":  # N(x + F x), arXiv 1706.03762
             assert norm is not None
             return norm(stream + update(sublayer(stream)))
-        case "sandwich":  # x + N(F(N x)), Peri-LN, arXiv 2502.02732
+        case "sandwich":  # x + M(F(N x)), Peri-LN, arXiv 2502.02732
             assert norm is not None
             assert output_norm is not None
             return stream + update(output_norm(sublayer(norm(stream))))
@@ -84,6 +124,14 @@ def add_update(
         case "deepnorm":  # N(αx + F x), DeepNet, arXiv 2203.00555
             assert norm is not None
             return norm(stream * alpha + update(sublayer(stream)))
+        case "lns":  # x + F(α N x), LayerNorm scaling, arXiv 2502.05795
+            assert norm is not None
+            return stream + update(sublayer(norm(stream) * alpha))
+        case "keel":  # M(αx + F(N x)), arXiv 2601.19895
+            assert norm is not None
+            assert output_norm is not None
+            skip = stream if alpha == 1.0 else stream * alpha
+            return output_norm(skip + update(sublayer(norm(stream))))
         case "none":  # x + F x
             return stream + update(sublayer(stream))
 

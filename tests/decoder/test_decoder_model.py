@@ -31,6 +31,7 @@ GPT = {
     "positions": 64,
     "tied_head": True,
 }
+PLACEMENTS = ["pre", "post", "sandwich", "reordered", "deepnorm", "sub-ln", "lns", "mix-ln", "keel"]
 IDS = torch.randint(61, (2, 37), generator=torch.Generator().manual_seed(0))
 
 
@@ -57,7 +58,7 @@ def error(a, b):
     return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "reordered", "deepnorm"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("model", [HYBRID, GPT], ids=["hybrid", "gpt"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_follows_fp32(dtype, model, placement):
@@ -77,7 +78,7 @@ def test_half_precision_follows_fp32(dtype, model, placement):
     assert error(gradients, torch.cat([p.grad.flatten() for p in full.parameters()])) < 64 * rounding
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "reordered", "deepnorm"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("model", [HYBRID, GPT], ids=["hybrid", "gpt"])
 def test_autocast_follows_fp32(model, placement):
     net = build(config(model, residual={"placement": placement}))

@@ -58,10 +58,17 @@ OUTPUTS = {"o_proj", "out_proj", "down_proj"}
 FORMULAS = {
     "normal": lambda name, i, o: 0.03,
     "gpt2": lambda name, i, o: 0.03 / math.sqrt(8) if name in OUTPUTS else 0.03,
+    "megatron": lambda name, i, o: 0.03 / math.sqrt(8) if name in OUTPUTS else 0.03,
     "xavier": lambda name, i, o: math.sqrt(2 / (i + o)),
     "he": lambda name, i, o: math.sqrt(2 / i),
     "fan-in": lambda name, i, o: 1 / math.sqrt(i),
     "small": lambda name, i, o: math.sqrt(2 / (5 * 128)) / (math.sqrt(8) if name in OUTPUTS else 1),
+    # A normal cut at 3 standard deviations has 0.98658 of its standard deviation: 1 - 6 φ(3) / (2Φ(3) - 1) = 0.97334.
+    "olmo-llama": lambda name, i, o: (
+        1.0
+        if name.endswith("embedding")
+        else 0.98658 * (128**-0.5 if name == "head" else 0.03 / math.sqrt(8) if name in OUTPUTS | {"up_proj"} else 0.03)
+    ),
 }
 
 
@@ -93,6 +100,17 @@ def test_deepnorm_shrinks_values_outputs_and_ffn():
     """(8 * 4)^(-1/4) = 0.42045."""
     shrunk = OUTPUTS | {"v_proj", "gate_proj", "up_proj"}
     check(decoder("deepnorm"), lambda name, i, o: 0.02 * (0.42045 if name in shrunk else 1.0))
+
+
+def test_sub_ln_enlarges_values_outputs_and_ffn():
+    """sqrt(ln(2 * 4)) = 1.44203."""
+    enlarged = OUTPUTS | {"v_proj", "gate_proj", "up_proj"}
+    check(decoder("sub-ln"), lambda name, i, o: 0.02 * (1.44203 if name in enlarged else 1.0))
+
+
+def test_olmo_llama_draws_nothing_beyond_three_standard_deviations():
+    weight = decoder(scheme="olmo-llama").blocks[1].ffn.gate_proj.weight
+    assert 0.055 < weight.abs().max() <= 0.06
 
 
 def test_biases_are_zero_and_gains_one():

@@ -9,18 +9,18 @@ from torch.overrides import TorchFunctionMode
 
 from propcheck.decoder.config import DecoderConfig
 from propcheck.decoder.model import Decoder
-from propcheck.decoder.residual import Update, deepnorm_alpha, deepnorm_beta
+from propcheck.decoder.residual import Update, deepnorm_alpha, deepnorm_beta, equation, sub_ln_gain
 
-PLACEMENTS = ["pre", "post", "sandwich", "reordered", "deepnorm", "none"]
+PLACEMENTS = ["pre", "post", "sandwich", "reordered", "deepnorm", "sub-ln", "lns", "mix-ln", "keel", "none"]
 SCALES = ["plain", "rezero", "layerscale", "depth"]
 
 
 def tiny(placement="pre", scale="plain", **residual):
-    """A decoder of two blocks with random gains and scales, in float64."""
+    """A decoder of four blocks with random gains and scales, in float64."""
     config = DecoderConfig.model_validate(
         {
             "model": {
-                "layers": 2,
+                "layers": 4,
                 "width": 12,
                 "vocabulary": 11,
                 "attention": {"heads": 3},
@@ -42,29 +42,53 @@ def rms(x, weight):
     return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
 
 
+def sub_normed(F):
+    """F with a norm in front of its output projection (sub-LN), from what F itself gives that norm."""
+    projection = F.o_proj if hasattr(F, "o_proj") else F.down_proj
+
+    def run(x):
+        given = []
+        handle = F.sub_norm.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        F(x)
+        handle.remove()
+        if hasattr(F, "down_proj"):
+            torch.testing.assert_close(given[0], torch.nn.functional.silu(F.gate_proj(x)) * F.up_proj(x))
+        return rms(given[0], F.sub_norm.weight) @ projection.weight.T
+
+    return run
+
+
 def by_hand(model, ids, placement, scale):
     x = model.embedding.weight[ids]
-    for block in model.blocks:
+    for number, block in enumerate(model.blocks, start=1):
         modules = dict(block.named_modules())
         for name in ("mixer", "ffn"):
             F = modules[name]
             N = partial(rms, weight=getattr(modules.get(f"{name}_norm"), "weight", None))
             M = partial(rms, weight=getattr(modules.get(f"{name}_output_norm"), "weight", None))
             learned = modules[f"{name}_update"].scale
-            s = {"plain": 1.0, "depth": 0.5, "rezero": learned, "layerscale": learned}[scale]  # depth: (2 * 2)^(-1/2)
-            if placement == "pre":
+            s = {"plain": 1.0, "depth": 8**-0.5, "rezero": learned, "layerscale": learned}[scale]  # depth: 2 * 4 sublayers
+            if placement == "pre" or (placement == "mix-ln" and number > 1):
                 x = x + s * F(N(x))
-            elif placement == "post":
+            elif placement in ("post", "mix-ln"):  # of mix-ln one block in four
                 x = N(x + s * F(x))
             elif placement == "sandwich":
                 x = x + s * M(F(N(x)))
             elif placement == "reordered":
                 x = x + s * N(F(x))
             elif placement == "deepnorm":
-                x = N(math.sqrt(2.0) * x + s * F(x))  # (2 * 2)^(1/4)
+                x = N(1.681792830507429 * x + s * F(x))  # (2 * 4)^(1/4)
+            elif placement == "sub-ln":
+                x = x + s * sub_normed(F)(N(x))
+            elif placement == "lns":
+                x = x + s * F(N(x) / math.sqrt(number))
+            elif placement == "keel" and number > 1:
+                x = M(8 * x + s * F(N(x)))  # 2 * 4 sublayers
+            elif placement == "keel":  # the first block: no factor, and no outer norm at its mixer
+                x = M(x + s * F(N(x))) if name == "ffn" else x + s * F(N(x))
             else:
                 x = x + s * F(x)
-    if placement in ("pre", "sandwich", "reordered"):
+    if placement in ("pre", "sandwich", "reordered", "sub-ln", "lns", "mix-ln"):
         x = rms(x, model.final_norm.weight)
     else:
         assert model.final_norm is None
@@ -96,6 +120,22 @@ def test_deepnorm_constants_of_64_layers_are_the_published_ones():
     assert deepnorm_beta(64) == pytest.approx(0.2102, abs=5e-5)
 
 
+def test_sub_ln_gain_of_64_layers():
+    assert sub_ln_gain(64) == pytest.approx(2.20273, abs=5e-6)  # sqrt(ln 128) = sqrt(4.852030)
+
+
+def test_mix_ln_rounds_the_quarter_down():
+    post = [equation("mix-ln", layer, 11, mixer=True)[0] for layer in range(11)]
+    assert post == ["post"] * 2 + ["pre"] * 9  # floor(11 / 4), arXiv 2412.13795
+
+
+def test_keel_keeps_the_weight_of_the_stream_near_one():
+    """prod α / sqrt(α² + 1) over L sublayers with α = L tends to 1 (arXiv 2601.19895): (1 + 1/L²)^(-L/2) = 0.9961 at 128."""
+    alphas = [equation("keel", layer, 64, mixer=mixer)[1] for layer in range(1, 64) for mixer in (True, False)]
+    assert set(alphas) == {128.0}
+    assert math.prod(a / math.sqrt(a * a + 1) for a in alphas) == pytest.approx(0.9962, abs=1e-4)
+
+
 def test_the_embedding_norm_comes_before_the_first_block():
     model = tiny("none", embedding_norm=True)
     ids = torch.randint(11, (1, 4))
@@ -125,4 +165,4 @@ def test_every_site_is_one_plain_addition(placement, scale):
     model = tiny(placement, scale)
     with Additions((2, 5, 12)) as additions:
         model(torch.randint(11, (2, 5)))
-    assert additions.count == 4
+    assert additions.count == 8
