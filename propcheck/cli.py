@@ -76,6 +76,9 @@ def scan(
     seeds: Annotated[str | None, typer.Option(help="Override scan.seeds: 0,1 or 0..4, both ends included.")] = None,
     memory: Annotated[str | None, typer.Option(help="Override scan.memory: the budget, as in 5GiB, or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="Override scan.device: cpu or cuda[:N].")] = None,
+    shadow: Annotated[
+        Literal["none", "fp32"] | None, typer.Option(help="Override scan.shadow: fp32 compares with the same weights in fp32.")
+    ] = None,
     evaluate: Annotated[bool, typer.Option("--eval", help="Run in evaluation mode, without dropout.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run is written; default: reports/NAME, overwritten.")
@@ -117,6 +120,7 @@ def scan(
         ("--seeds", "scan.seeds", None if seeds is None else _seeds(seeds)),
         ("--memory", "scan.memory", memory),
         ("--device", "scan.device", device),
+        ("--shadow", "scan.shadow", shadow),
         ("--eval", "scan.mode", "eval" if evaluate else None),
     ]
     overrides: list[str | Override] = [*(assignments or ())]

@@ -17,11 +17,12 @@ import torch
 
 from propcheck import __version__
 from propcheck.build.random import Workers
-from propcheck.engine.execute import Pass, execute
+from propcheck.engine.execute import execute
 from propcheck.engine.memory import free_memory, peak_rss_bytes
 from propcheck.errors import PropcheckError
 from propcheck.fans import fans
 from propcheck.observe.rows import site_records
+from propcheck.observe.shadow import with_shadow
 from propcheck.probe import TOKEN_SOURCES, config_hash
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
 from propcheck.rules.experts import idle_experts
@@ -29,10 +30,12 @@ from propcheck.rules.family import pattern
 from propcheck.targets.blame import target_error
 from propcheck.targets.choose import task_of
 from propcheck.targets.precision import described
+from propcheck.theory import predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from propcheck.engine.once import Pass
     from propcheck.observe.additions import Site
     from propcheck.probe import Probe
     from propcheck.progress import Progress
@@ -131,8 +134,16 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
-                one = execute(watched, seed, memory=memory, device=device, workers=workers, progress=report)
-                rows += site_records(one.sites, seed, one.gradients)
+                one = execute(
+                    watched,
+                    seed,
+                    memory=memory,
+                    device=device,
+                    workers=workers,
+                    progress=report,
+                    shadow=probe.scan.shadow == "fp32",
+                )
+                rows += with_shadow(site_records(one.sites, seed, one.gradients), one.shadow)
                 norms += one.norms
                 passes.append(one)
     finally:
@@ -172,6 +183,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
         norms=tuple(norms),
         doublings=first.doublings,
         angles=first.angles,
+        origins=tuple(origin for one in passes for origin in one.origins),
         unobserved=first.unobserved,
         notes=(
             *task.notes,
@@ -180,7 +192,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
             *(_over_budget(first, peak, memory) if memory is not None and peak_before < peak else ()),
         ),
     )
-    return dataclasses.replace(run, notes=(*run.notes, *idle_experts(run)))
+    return dataclasses.replace(run, sites=predict(run), notes=(*run.notes, *idle_experts(run)))
 
 
 def _loss_info(passes: list[Pass]) -> LossInfo:

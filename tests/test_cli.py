@@ -191,11 +191,12 @@ def test_the_status_follows_the_fail_level(scanner, worst, level, status):
 @pytest.mark.usefixtures("capsys")
 def test_options_override_the_probe_and_come_after_set(scanner):
     options = "--set inputs.tokens=9 --precision fp32 --tokens 16 --batch 3 --seeds 0..2,7 --memory 5GiB --device cuda:1 --eval"
+    options += " --shadow fp32"
     assert run(["scan", "tiny", "--no-plots", *options.split()]) == 0
     probe = scanner.probe
     assert (probe.precision.preset, probe.inputs.tokens, probe.inputs.batch) == ("fp32", 16, 3)
     assert (probe.scan.seeds, probe.scan.memory_bytes) == ((0, 1, 2, 7), 5 * 2**30)
-    assert (probe.scan.device, probe.scan.mode) == ("cuda:1", "eval")
+    assert (probe.scan.device, probe.scan.mode, probe.scan.shadow) == ("cuda:1", "eval", "fp32")
 
 
 @pytest.mark.usefixtures("capsys")

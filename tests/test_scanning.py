@@ -70,6 +70,46 @@ def test_progress_covers_the_work_and_ends():
     assert blocks == once * 2
 
 
+def test_a_shadow_fills_its_columns_for_every_seed_and_progress_covers_it():
+    done = []
+
+    class Listener:
+        def start(self, total):
+            assert total == 2
+
+        def update(self, _phase, _block, _blocks, now):
+            done.append(now)
+
+        def stop(self):
+            pass
+
+    settings = {"seeds": (0, 1), "shadow": "fp32"}
+    run = scan(probe(scan=settings, precision={"preset": "bf16"}), target="p", progress=Listener())
+    # Rounding to bf16 takes up to 2^-9 = 0.002 of a number.
+    assert all(0.0005 < row.shadow_stream_error < 0.02 if row.site else row.shadow_stream_error == 0 for row in run.sites)
+    assert all(0.001 < row.shadow_update_error < 0.05 for row in run.sites)
+    assert all(0.001 < row.shadow_grad_stream_error < 0.05 for row in run.sites)
+    assert all(0.001 < row.shadow_grad_update_error < 0.05 for row in run.sites)
+    assert run.sites[0].shadow_update_error != run.sites[6].shadow_update_error
+    assert done == sorted(done)
+    assert 1.5 < done[-1] <= 2
+    plain = scan(probe(scan={"seeds": (0, 1)}, precision={"preset": "bf16"}), target="p")
+    assert [(row.sum_rms, row.grad_stream_norm) for row in plain.sites] == [
+        (row.sum_rms, row.grad_stream_norm) for row in run.sites
+    ]
+    assert all(row.shadow_stream_error is None for row in plain.sites)
+
+
+def test_a_run_says_what_made_each_seed_not_finite():
+    # 65504 is the largest number of float16.
+    run = scan(probe(init={"std": 3e3}, precision={"preset": "fp16"}, scan={"seeds": (0, 1)}), target="p")
+    assert [(one.seed, one.direction, one.value, one.block) for one in run.origins] == [
+        (0, "forward", "infinity", 0),
+        (1, "forward", "infinity", 0),
+    ]
+    assert all(one.module.startswith("blocks.0.mixer") and "float16 numbers" in one.inputs for one in run.origins)
+
+
 def test_fp16_gradients_are_those_of_a_scaled_loss():
     # Without scaling, the small elements of the gradient fall below the least fp16 number, 6e-8, and become 0.
     wide = {**SMALL, "vocabulary": 2000, "width": 64}

@@ -1,71 +1,28 @@
-"""One forward and one backward pass of a target, observed, within a memory budget."""
+"""The passes of one seed: the one that is asked for, the same in fp32 beside it, and a watched one where it is not finite."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-from contextlib import ExitStack
-from dataclasses import dataclass
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from propcheck.engine.built import batch_of, build, loss_of, positions_of, shape_of
-from propcheck.engine.checkpoint import plain_checkpoints
-from propcheck.engine.conductor import Conductor
-from propcheck.engine.determined import determined
-from propcheck.engine.memory import free_memory, resident_bytes
-from propcheck.engine.segment import segmented
-from propcheck.engine.uncut import CannotCutError, LateLedger, numbered, require_room
-from propcheck.engine.units import Plan, divide, plan
-from propcheck.engine.weights import Weights
+from propcheck.engine.memory import free_memory
+from propcheck.engine.once import Manner, run_once
+from propcheck.engine.shadow import has_narrow, is_narrow
+from propcheck.engine.uncut import CannotCutError
 from propcheck.errors import PropcheckError
-from propcheck.observe.census import Census, census
-from propcheck.observe.follow import Follower
-from propcheck.observe.rows import norm_records
-from propcheck.observe.statistics import Logits, logit_statistics
-from propcheck.targets.target import call
+from propcheck.observe.shadow import Draws, Spool, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from propcheck.build.random import Workers
-    from propcheck.build.record import Entry
-    from propcheck.engine.built import Built
-    from propcheck.engine.units import Unit
-    from propcheck.observe.additions import Site
-    from propcheck.records import Angle, Doubling, NormRecord
+    from propcheck.engine.once import Pass, Progress
     from propcheck.targets.target import Task
-
-    Progress = Callable[[str, int | None, int, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one pass over one seed showed."""
-
-    class_name: str
-    mode: str
-    largest_unit: tuple[str, int]  # path, and bytes of its parameters
-    blocks: int
-    entries: tuple[Entry, ...]
-    block_of: dict[str, int | None]  # by parameter
-    init_calls: dict[str, str | None]
-    census: dict[str, Census]
-    fp64_errors: dict[str, float | None]  # as ``Replay.fp64_error``
-    roles: dict[str, str]
-    sites: tuple[Site, ...]
-    gradients: dict[str, float]
-    loss: float
-    uniform_loss: float | None
-    inputs: tuple[int, int]  # sequences, tokens of each
-    unobserved: tuple[str, ...]  # a sentence for each place that could not be followed
-    norms: tuple[NormRecord, ...]
-    doublings: tuple[Doubling, ...]
-    angles: tuple[Angle, ...]
-    logits: Logits | None
-    used: frozenset[str]  # the parameters and buffers that some operation of the forward pass used
-    notes: tuple[str, ...]  # sentences: how the model was built and run, where that was not the usual way
 
 
 def execute(
@@ -76,10 +33,11 @@ def execute(
     device: torch.device,
     workers: Workers,
     progress: Progress | None = None,
+    shadow: bool = False,
 ) -> Pass:
-    """Run ``task`` once.
+    """Run ``task`` once; once more beside it in fp32 if a shadow is asked for, and once more watched if it is not finite.
 
-    A model that cannot be cut into units is built and run a second time, whole.
+    A model that cannot be cut into units is built and run again, whole.
 
     Parameters
     ----------
@@ -95,6 +53,8 @@ def execute(
         Threads for filling weights.
     progress
         Called with phase, block, number of blocks, and the fraction of the work that is done.
+    shadow
+        Whether to compare the pass with one of the same weights in fp32.
 
     Raises
     ------
@@ -102,168 +62,102 @@ def execute(
         If the target is none that can be scanned, or can be scanned only whole and is too large for that.
     """
     budget = free_memory() if memory is None else memory
+    attempt = partial(_cut_or_whole, task, seed, budget, device, workers)
     # Whatever the caller's own code has switched off.
     with torch.inference_mode(mode=False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        reason = None
+        one = _with_shadow(attempt, task, device, progress) if shadow else attempt(progress, Manner())
+        return one if _is_finite(one) else _with_origins(one, attempt, progress)
+
+
+def _with_origins(one: Pass, attempt: Callable[[Progress | None, Manner], Pass], progress: Progress | None) -> Pass:
+    """Run a pass that is not finite again, and return it with what made it so."""
+    gc.collect()  # the first one's model and graph
+    try:
+        watched = attempt(_stage(progress, "looking", 1.0, 0.0), Manner(watched=True))
+    except Exception as error:  # noqa: BLE001 - what the first pass showed counts without it
+        what = str(error).partition("\n")[0]
+        note = f"What made the pass not finite was not found: run again, it ends with {type(error).__name__}: {what}."
+        return dataclasses.replace(one, notes=(*one.notes, note))
+    return dataclasses.replace(one, origins=watched.origins)
+
+
+def _with_shadow(
+    attempt: Callable[[Progress | None, Manner], Pass], task: Task, device: torch.device, progress: Progress | None
+) -> Pass:
+    """Run a pass, and the same in fp32, and compare them."""
+    with Spool() as kept, Spool() as beside:
+        draws = Draws(device)
+        one = attempt(_stage(progress, None, 0.0, 0.5), Manner(spool=kept, draws=draws))
+        if not has_narrow(one.entries) and task.autocast is None:
+            note = (
+                "No shadow was run: every parameter has fp32 or more and nothing runs under autocast, so it would be this very "
+                "pass."
+            )
+            return dataclasses.replace(one, notes=(*one.notes, note))
+        gc.collect()
         try:
-            return _run(task, seed, budget, device, workers, progress, uncut=None)
-        except CannotCutError as error:
-            reason = str(error)
-        gc.collect()  # the first attempt's model and graph
-        return _run(task, seed, budget, device, workers, progress, uncut=reason)
+            other = attempt(_stage(progress, "fp32", 0.5, 0.5), Manner(wide=True, spool=beside))
+        except PropcheckError:
+            raise
+        except Exception as error:  # in training precision it ran
+            what = str(error).partition("\n")[0]
+            raise PropcheckError(
+                f"scan.shadow: the model does not run in fp32 ({type(error).__name__}: {what}); its code may ask for a dtype "
+                "by name; scan without a shadow"
+            ) from error
+        deviations = compare(kept, one.sites, task.loss_scale, beside, other.sites)
+    return dataclasses.replace(one, shadow=deviations, notes=(*one.notes, *_shadow_notes(one, other, draws)))
 
 
-def _run(
+def _shadow_notes(one: Pass, other: Pass, draws: Draws) -> tuple[str, ...]:
+    """Say where a shadow shows something else than rounding, or less than all of it."""
+    notes = [f"Of the fp32 pass: {note}" for note in other.notes if note not in one.notes]
+    if draws.found:
+        notes.append(
+            f"The forward pass draws random numbers in half precision ({', '.join(sorted(draws.found))}), and the shadow may "
+            "draw others in fp32: its differences show that too, not rounding alone."
+        )
+    narrow = sum(is_narrow(site.stream_dtype) or is_narrow(site.update_dtype) for site in other.sites)
+    if narrow:
+        notes.append(
+            f"At {narrow} of {len(other.sites)} sites the shadow adds in half precision too, since the model's own code casts "
+            "to it: of that rounding it shows nothing."
+        )
+    return tuple(notes)
+
+
+def _stage(progress: Progress | None, name: str | None, start: float, share: float) -> Progress | None:
+    """Return what a part of the work reports to."""
+    if progress is None:
+        return None
+    return lambda phase, block, blocks, done: progress(phase if name is None else name, block, blocks, start + share * done)
+
+
+def _is_finite(one: Pass) -> bool:
+    """Whether everything that a pass showed is finite: sums, updates, loss and gradients."""
+    if not all(map(math.isfinite, (one.loss, *one.gradients.values()))):
+        return False
+    measured = [
+        tensor
+        for site in one.sites
+        for tensor in (site.statistics.update.mean_square, site.statistics.total.mean_square, *site.gradients.values())
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - of one example of a vmap: unreadable
+    ]
+    return all(bool(torch.isfinite(tensor)) for tensor in measured)
+
+
+def _cut_or_whole(
     task: Task,
     seed: int,
     budget: int,
     device: torch.device,
     workers: Workers,
     progress: Progress | None,
-    *,
-    uncut: str | None,
+    manner: Manner,
 ) -> Pass:
-    """Run ``task`` in units, or uncut for the reason that is given."""
-    built = build(task, seed, budget=budget, device=device, workers=workers)
-    recording, model = built.recording, built.recording.model
-    units, permanent, blocks = divide(model, recording.entries, built.target.blocks)
-    batch = batch_of(task, built, seed)
-    available = budget - resident_bytes() + built.held
-    chosen = _plan(built, units, permanent, available, positions_of(batch), uncut)
-    counted: dict[str, Census] = {}
-
-    def count(entry: Entry, value: Tensor) -> None:
-        counted[entry.name] = census(_dense(value), workers)
-
-    weights = Weights(recording, built.replay, units, seed=seed, device=device, census=count)
-    weights.bring_permanently(permanent if uncut is None else recording.entries)
-    built.realiser.stand_in({id(recording.tensors[name]): tensor for name, tensor in weights.tensors.items()})
-    names = {id(tensor): name for name, tensor in weights.tensors.items()}
-    ledger = LateLedger()
-    follower = Follower(names, ledger)
-    room = None if chosen.mode == "resident" else available - sum(entry.nbytes for entry in permanent)
-    entries = {entry.name: entry for entry in recording.entries}
-    conductor = Conductor(
-        follower=follower,
-        weights=weights,
-        realiser=built.realiser,
-        seed=seed,
-        resident=chosen.resident,
-        progress=_meter(units, len(blocks), progress),
-        entries=entries,
-        names=names,
-        units=units,
-        room=room,
-        budget=budget,
-        occupied=resident_bytes,
-    )
-    conductor.outside.update((entry.name, entry) for entry in (permanent if uncut is None else recording.entries))
-    follower.on_use = conductor.use
-    with ExitStack() as stack:
-        stack.enter_context(plain_checkpoints())
-        for handle in follower.watch(model, blocks):
-            stack.callback(handle.remove)
-        for unit in units:
-            forward = unit.module.forward
-            stack.callback(_restore, unit, unit.module.__dict__.get("forward"))
-            unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
-        stack.enter_context(determined("outside", seed))
-        follower.begin(batch)
-        with follower, conductor.guard, built.realiser, _autocast(task, device):
-            output = call(model, batch)
-            loss = loss_of(built.target, output, batch)
-        follower.end(loss.value)
-        conductor.check_loss(loss.value)
-        if loss.value.requires_grad:  # else no parameter has a gradient
-            conductor.in_backward = ledger.open = True
-            (loss.value * task.loss_scale).backward()
-        conductor.check()
-    conductor.settle_all()
-    norms = ledger.norms
-    gradients = _to_floats(list(norms.values()))
-    for site in follower.sites:
-        site.gradients = {name: norm / task.loss_scale for name, norm in site.gradients.items()}
-    return Pass(
-        class_name=type(model).__name__,
-        mode=chosen.mode if conductor.resident == chosen.resident else _mode(units, conductor.resident),
-        largest_unit=max(((unit.path, unit.nbytes) for unit in units), key=lambda unit: unit[1], default=("", 0)),
-        blocks=len(blocks),
-        entries=recording.entries,
-        block_of={entry.name: unit.block for unit in units for entry in unit.entries},
-        init_calls={entry.name: built.replay.init_calls(entry) for entry in recording.entries},
-        census=counted,
-        fp64_errors={entry.name: built.replay.fp64_error(entry, seed) for entry in recording.entries},
-        roles=follower.roles,
-        sites=tuple(follower.sites),
-        gradients={name: norm / task.loss_scale for name, norm in zip(norms, gradients, strict=True)},
-        loss=float(loss.value.detach()),
-        uniform_loss=loss.uniform,
-        inputs=shape_of(batch),
-        unobserved=follower.unobserved,
-        norms=norm_records(follower.norms, follower.sites, seed, follower.block_of),
-        doublings=follower.doublings,
-        angles=follower.angles,
-        logits=None if loss.logits is None else logit_statistics(follower.real(loss.logits)),
-        used=frozenset(conductor.used),
-        notes=(*built.notes, *(() if uncut is None else (f"{uncut}; so the model was run whole, with all of it in memory.",))),
-    )
-
-
-def _mode(units: Sequence[Unit], resident: frozenset[str]) -> str:
-    """Name the way of a run whose graphs turned out to be larger than planned."""
-    return "partly resident" if any(unit.path in resident for unit in units if unit.block is not None) else "streamed"
-
-
-def _plan(
-    built: Built, units: Sequence[Unit], permanent: Sequence[Entry], available: int, tokens: int, uncut: str | None
-) -> Plan:
-    """Choose what stays in memory; refuse what would have to and does not fit."""
-    entries = built.recording.entries
-    if uncut is not None:
-        require_room(uncut, units, entries, available, tokens)
-        return Plan(frozenset(unit.path for unit in units), "resident")
-    chosen = plan(units, available - sum(entry.nbytes for entry in permanent), tokens)
-    if not built.recording.recorded and chosen.mode != "resident":
-        raise PropcheckError(
-            f"{built.notes[0].partition('; so')[0]}; so it is in memory as a whole, {built.held / 2**30:.3g} GiB, and with "
-            "its activations that does not fit the memory budget; raise --memory, or change that line"
-        )
-    return chosen
-
-
-def _autocast(task: Task, device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None)
-
-
-def _dense(value: Tensor) -> Tensor:
-    """Return the numbers of a sparse or quantised tensor, which only a model that was not recorded has."""
-    value = value.dequantize() if value.is_quantized else value
-    return value if value.layout == torch.strided else value.to_dense()
-
-
-def _to_floats(tensors: list[Tensor]) -> list[float]:
-    return torch.stack([tensor.double() for tensor in tensors]).tolist() if tensors else []
-
-
-def _restore(unit: Unit, own: object) -> None:
-    """Take the replacement of a unit's forward away; ``own`` is what the module had in its place, beside its class's."""
-    if own is None:
-        unit.module.__dict__.pop("forward", None)
-    else:
-        unit.module.__dict__["forward"] = own
-
-
-def _meter(units: list[Unit], blocks: int, progress: Progress | None) -> Callable[[str, Unit], None]:
-    """Return what the calls report to; work is counted in parameters, a backward as twice a forward."""
-    total = 3 * sum(unit.nbytes for unit in units) or 1
-    done = 0
-    ahead = 0  # of the unit that is running
-
-    def report(phase: str, unit: Unit) -> None:
-        nonlocal done, ahead
-        done += ahead
-        ahead = unit.nbytes * (1 if phase == "forward" else 2)
-        if progress is not None:
-            progress(phase, unit.block, blocks, min(1.0, done / total))
-
-    return report
+    try:
+        return run_once(task, seed, budget, device, workers, progress, manner, uncut=None)
+    except CannotCutError as error:
+        reason = str(error)
+    gc.collect()  # the first attempt's model and graph
+    return run_once(task, seed, budget, device, workers, progress, manner, uncut=reason)

@@ -110,6 +110,8 @@ def _token_dimension(dims: Sequence[int], shape: tuple[int, int], *, rows: bool)
         return 0
     if len(dims) > 2 and dims[-2] == tokens:  # [batch, heads, tokens, width]
         return len(dims) - 2
+    if len(dims) > 2 and dims[-1] == tokens:  # [batch, channels, tokens]
+        return len(dims) - 1
     return 0 if len(dims) == 2 and dims[0] == batch * tokens else None
 
 

@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from propcheck.records import Origin, Run, SiteRecord
 
 
-def first_made(run: Run, sites: Sequence[SiteRecord], direction: Literal["forward", "backward"]) -> str:
-    """Say in a sentence what made the first NaN or infinity of the pass of ``sites``; empty where that is not known."""
+def first_origin(run: Run, sites: Sequence[SiteRecord], direction: Literal["forward", "backward"]) -> Origin | None:
+    """Return what made the first NaN or infinity of the pass of ``sites``; None where that is not known."""
     seed = sites[0].seed if sites else run.seeds[0]
-    found = next((one for one in run.origins if (one.seed, one.direction) == (seed, direction)), None)
-    if found is None:
+    return next((one for one in run.origins if (one.seed, one.direction) == (seed, direction)), None)
+
+
+def made_by(origin: Origin | None) -> str:
+    """Say it in a sentence; empty where it is not known."""
+    if origin is None:
         return ""
-    module = "" if found.module is None else f" in {found.module}"
-    return f" The first {found.value} of the pass is made by {found.function}{module}, out of {found.inputs}{_tokens(found)}."
+    module = "" if origin.module is None else f" in {origin.module}"
+    return (
+        f" The first {origin.value} of the pass is made by {origin.function}{module}, out of {origin.inputs}{_tokens(origin)}."
+    )
 
 
 def _tokens(origin: Origin) -> str:

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from propcheck.engine import execute as engine
+from propcheck.engine import once
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 class Dropping(Block):

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from plain import RESIDENT, STREAMED, WIDTH, Block, Model, scan
 from torch._dynamo.utils import counters
 
-from propcheck.engine import execute as engine
+from propcheck.engine import once
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 def whole():

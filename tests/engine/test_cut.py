@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from plain import IDS, RESIDENT, STREAMED, WIDTH, Block, Model, by_autograd, scan
 from torch import nn
 
-from propcheck.engine import execute as engine
+from propcheck.engine import once
 from propcheck.errors import PropcheckError
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 class ChangesItsInput(Block):

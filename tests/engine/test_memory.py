@@ -5,6 +5,7 @@ import torch
 
 from propcheck.build.random import Workers
 from propcheck.engine import execute as engine
+from propcheck.engine import once
 from propcheck.engine.weights import Weights
 from propcheck.probe import Probe
 from propcheck.targets.decoder import decoder_task
@@ -17,7 +18,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_one_block_is_in_memory_at_a_time_and_none_is_left(name, monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
     held, seen = [], []
     bring = Weights.bring
 

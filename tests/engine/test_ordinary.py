@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from propcheck.build.random import generator_for
-from propcheck.engine import built
-from propcheck.engine import execute as engine
+from propcheck.engine import built, once
 from propcheck.errors import PropcheckError
 
 
@@ -170,7 +169,7 @@ def test_one_that_cannot_be_cut_either_runs_whole():
 
 
 def test_what_does_not_fit_is_refused_while_it_is_built(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
     reached = []
 
     def large():
@@ -192,7 +191,7 @@ def test_what_does_not_fit_is_refused_while_it_is_built(monkeypatch):
 
 
 def test_what_does_not_fit_with_its_activations_is_refused(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 1 << 30)
     with pytest.raises(PropcheckError, match=r"so it is in memory as a whole, .* does not fit the memory budget"):
         scan(random_width, STREAMED + (1 << 30))
 

@@ -10,6 +10,7 @@ import torch
 from propcheck.build.random import Workers
 from propcheck.build.record import record
 from propcheck.engine import execute as engine
+from propcheck.engine import once
 from propcheck.engine.units import divide, plan
 from propcheck.observe.rows import site_records
 from propcheck.probe import Probe
@@ -65,7 +66,7 @@ def run(settings: dict, memory: int, workers: Workers) -> Result:
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

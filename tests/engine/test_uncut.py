@@ -11,13 +11,13 @@ from plain import RESIDENT, STREAMED, WIDTH, Block, Model, by_autograd, scan
 from test_cut import Recomputed
 from torch import Tensor
 
-from propcheck.engine import execute as engine
+from propcheck.engine import once
 from propcheck.errors import PropcheckError
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 class SharedDict(Model):

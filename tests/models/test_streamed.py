@@ -14,6 +14,7 @@ from small import small_config, whole_config
 
 from propcheck.build.random import Workers
 from propcheck.engine import execute as engine
+from propcheck.engine import once
 from propcheck.observe.rows import site_records
 from propcheck.probe import Probe
 from propcheck.targets.huggingface import huggingface_task
@@ -46,7 +47,7 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(engine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
 
 
 @pytest.fixture(scope="module")

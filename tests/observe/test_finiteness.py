@@ -16,6 +16,7 @@ from propcheck.observe.finiteness import Spoilt, content_of, spoilt_tokens
         ((2, 6, 3, 8), (1, 4, 2, 0), False, ((4,), 1, 6)),
         ((2, 3, 6, 6), (1, 2, 4, 0), True, ((4,), 1, 6)),
         ((2, 6, 6, 6), (1, 3, 4, 0), True, ((4,), 1, 6)),  # as many heads as tokens
+        ((2, 8, 6), (1, 0, 4), False, ((4,), 1, 6)),
         ((2, 6), (1, 4), False, ((4,), 1, 6)),
         ((5, 7), (1, 4), False, ((), None, None)),
         ((8,), (4,), False, ((), None, None)),

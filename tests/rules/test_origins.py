@@ -58,9 +58,18 @@ def test_nothing_is_said_where_no_operation_is_known():
 
 def test_a_gradient_s_own_origin_is_named_where_the_loss_is_finite_and_the_loss_s_where_not():
     records = [with_gradient(r, math.nan, math.nan) if r.site < 6 else r for r in additive(8)]
-    both = (origin(function="log", module=None), origin(direction="backward", function="the backward of sqrt"))
+    both = (origin(function="log", module=None, block=None), origin(direction="backward", function="the backward of sqrt"))
     assert "made by the backward of sqrt in layers.0.attn" in message(run_of(records, origins=both), "PC305")
-    assert "made by log, out of" in message(run_of(records, origins=both, loss=math.nan), "PC305")
+    text = message(run_of(records, origins=both, loss=math.nan), "PC305")
+    assert "the loss itself is NaN although every sum is finite. The first NaN of the pass is made by log, out of" in text
+
+
+def test_a_loss_that_only_padding_spoils_is_not_said_to_be_spoilt_behind_the_blocks():
+    records = [with_gradient(r, math.nan, math.nan) for r in additive(8)]
+    text = message(run_of(records, origins=(origin(),), loss=math.nan), "PC305")
+    assert "although every sum is finite at every token that counts. The first NaN" in text
+    assert "behind the last block" not in text
+    assert "behind the last block" in message(run_of(records, loss=math.nan), "PC305")
 
 
 def test_a_parameter_s_gradient_has_it_too():
