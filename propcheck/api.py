@@ -113,6 +113,7 @@ def scan(
     memory: str | None = None,
     device: str | None = None,
     eval: bool = False,  # noqa: A002 - the name of the option
+    shadow: Literal["fp32"] | None = None,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     threads: int | None = None,
@@ -128,7 +129,7 @@ def scan(
         Keyword arguments of the callable.
     set
         Keys of a probe (``propcheck keys``) with their values: ``{"inputs.source": "uniform"}``.
-    precision, tokens, batch, seeds, memory, device, eval, select, ignore, threads
+    precision, tokens, batch, seeds, memory, device, eval, shadow, select, ignore, threads
         As the options of ``propcheck scan``.
 
     Returns
@@ -152,6 +153,7 @@ def scan(
         ("memory", "scan.memory", memory),
         ("device", "scan.device", device),
         ("eval", "scan.mode", "eval" if eval else None),
+        ("shadow", "scan.shadow", shadow),
     ]
     overrides = [*_overrides(args or {}, set or {}), *_options(options)]
     probe = load_probe(target if isinstance(target, str) else _source(target), overrides)

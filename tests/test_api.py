@@ -199,3 +199,10 @@ def test_importing_the_package_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'scna'"):
         propcheck.scna  # noqa: B018
+
+
+def test_a_shadow_says_how_far_half_precision_is_from_fp32():
+    run = propcheck.scan("tiny", set={"model.layers": 2, "model.vocabulary": 64}, tokens=8, shadow="fp32")
+    # One rounding of bf16 is 2^-9 = 0.2 % at most; a few of them lie before the last site.
+    assert 0 < run.sublayers.shadow_stream_error.iloc[-1] < 0.05
+    assert set(run.norms.place) == {"read", "inside", "outside"}
