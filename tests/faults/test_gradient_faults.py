@@ -1,0 +1,270 @@
+"""Parameters that training would not change, and gradients that grow on their way back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scanned import TOKENS, errors, found, parameter, scan, sites
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from toy import BLOCKS, VOCABULARY, WIDTH, Attention, Block, Decoder, gpt2, linear
+
+import propcheck
+
+# ------------------------------------------------------------------ created, and never used
+
+
+class NormedScores(Attention):
+    """Queries and keys of length 1, times scales that are learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_scale, self.k_scale = (
+            nn.Parameter(torch.ones(WIDTH // self.heads)),
+            nn.Parameter(torch.ones(WIDTH // self.heads)),
+        )
+
+    def mix(self, q, k, v):
+        q, k = F.normalize(q, dim=-1) * self.q_scale, F.normalize(k, dim=-1) * self.k_scale
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=10.0)
+
+
+class ForgetsScales(NormedScores):
+    def mix(self, q, k, v):
+        return F.scaled_dot_product_attention(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, is_causal=True, scale=10.0)
+
+
+def test_scales_that_are_created_and_never_used_are_named():
+    """lucidrains/x-transformers issue 352."""
+    run = scan(lambda: Decoder(lambda _: Block(attention=ForgetsScales), 8))
+    findings = found(run, "PC304", "PC501")
+    named = " ".join(f"{one.site.parameter} {one.message}" for one in findings)
+    assert "q_scale" in named
+    assert "k_scale" in named
+    assert not errors(run)  # it trains without them
+
+
+def test_scales_that_are_used_are_silent():
+    run = scan(lambda: Decoder(lambda _: Block(attention=NormedScores), 8))
+    assert not found(run, "PC303", "PC304", "PC501")
+    assert not errors(run)
+
+
+# ------------------------------------------------------------------ no path to the loss
+
+
+class Checkpointed(Decoder):
+    """The blocks alone are trained; each is computed again in the backward pass."""
+
+    reentrant = True
+
+    def __init__(self):
+        super().__init__(blocks=8)
+        for part in (self.embed, self.norm, self.head):
+            part.requires_grad_(False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return self.head(self.norm(x))
+
+
+class CheckpointedWithoutReentry(Checkpointed):
+    reentrant = False
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_reentrant_checkpointing_over_a_frozen_embedding_is_said_of_the_whole_model():
+    """huggingface/transformers issue 21381: no input of the first block needs a gradient, so nothing has a path."""
+    run = scan(Checkpointed)
+    (finding,) = found(run, "PC304")
+    assert finding.severity == "error"
+    assert (finding.site.block, finding.site.module, finding.site.parameter) == (None, None, None)
+    assert {one.grad_state for one in run.record.parameters if one.requires_grad} == {"none"}
+    assert [one.rule for one in run.findings] == ["PC304"]
+
+
+def test_the_other_checkpointing_is_silent():
+    run = scan(CheckpointedWithoutReentry)
+    assert not errors(run)
+    assert {one.grad_state for one in run.record.parameters if one.requires_grad} == {"norm"}
+
+
+# ------------------------------------------------------------------ adapters
+
+
+class Adapted(nn.Module):
+    """W x + B A x, W frozen (LoRA, arXiv 2106.09685): A is drawn, B is zero."""
+
+    def __init__(self, rank=8):
+        super().__init__()
+        self.base = linear(WIDTH, WIDTH)
+        self.lora_A, self.lora_B = linear(WIDTH, rank), linear(rank, WIDTH)
+
+    def forward(self, x):
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+
+class RawAdapted(nn.Module):
+    """The same with matrices that have no module, by other names."""
+
+    def __init__(self, rank=8):
+        super().__init__()
+        self.base = linear(WIDTH, WIDTH)
+        self.inner, self.outer = nn.Parameter(torch.zeros(rank, WIDTH)), nn.Parameter(torch.zeros(WIDTH, rank))
+
+    def forward(self, x):
+        return self.base(x) + F.linear(x @ self.inner.T, self.outer)
+
+
+class AdaptedAttention(Attention):
+    def __init__(self, adapted=Adapted):
+        super().__init__()
+        self.wq, self.wv = adapted(), adapted()
+
+
+def adapted(zero, adapter=Adapted):
+    def init(module, name, blocks):
+        gpt2(module, name, blocks)
+        if isinstance(module, nn.Linear) and name.endswith(zero):
+            nn.init.zeros_(module.weight)
+
+    model = Decoder(lambda _: Block(attention=lambda: AdaptedAttention(adapter)), 8, init=init)
+    for name, one in model.named_parameters():
+        one.requires_grad_("lora_" in name or "inner" in name or "outer" in name)
+    return model
+
+
+@pytest.mark.parametrize("adapter", [Adapted, RawAdapted])
+def test_adapters_whose_factors_are_both_zero_are_found(adapter):
+    """nvidia-cosmos/cosmos-predict2.5 issue 15: neither ever gets a gradient."""
+    run = scan(lambda: adapted(("lora_A", "lora_B"), adapter))
+    assert {one.grad_state for one in run.record.parameters if one.requires_grad} == {"zero"}
+    dead = found(run, "PC303")
+    assert {one.severity for one in dead} == {"error"}
+    assert all(one.site.sublayer == "attention" for one in dead)
+
+
+def test_adapters_of_which_one_factor_is_zero_are_silent():
+    run = scan(lambda: adapted(("lora_B",)))
+    states = {name: parameter(run, f"layers.3.attn.wv.{name}.weight").grad_state for name in ("lora_A", "lora_B")}
+    assert states == {"lora_A": "zero", "lora_B": "norm"}
+    assert not found(run, "PC203", "PC303", "PC304")
+    assert not errors(run)
+
+
+# ------------------------------------------------------------------ gradients that every block multiplies
+
+
+class Kernel(torch.autograd.Function):
+    """Stands for a fused attention: forward is right, its backward is a factor off."""
+
+    @staticmethod
+    def forward(ctx, mixed, factor):
+        ctx.factor = factor
+        return mixed.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+class WrongBackward(Attention):
+    factor = 6000.0  # with a stream of RMS 1 the branch has a gain of about 1/60
+
+    def mix(self, q, k, v):
+        return Kernel.apply(super().mix(q, k, v), self.factor)
+
+
+class RightBackward(WrongBackward):
+    factor = 1.0
+
+
+def of_unit_stream(attention, blocks):
+    def init(module, name, depth):
+        gpt2(module, name, BLOCKS)
+        if name == "embed":
+            nn.init.normal_(module.weight)
+
+    return Decoder(lambda _: Block(attention=attention), blocks, init=init, tied=False)
+
+
+def test_gradients_that_grow_a_hundredfold_a_block_are_found_with_what_it_compounds_to():
+    """google/maxtext issue 614: the backward of masked attention; 12 layers trained, from 17 on the loss was NaN."""
+    run = scan(lambda: of_unit_stream(WrongBackward, 12))
+    (finding,) = found(run, "PC301")
+    assert finding.severity == "error"
+    assert finding.value == pytest.approx(100, rel=0.15)
+    assert "over 12 blocks" in finding.message
+    assert all(math.isfinite(one.grad_stream_norm) for one in sites(run))
+    assert not found(run, "PC305")
+    healthy = scan(lambda: of_unit_stream(RightBackward, 12))
+    assert [one.sum_rms for one in sites(run)] == [one.sum_rms for one in sites(healthy)]  # nothing in the forward pass
+
+
+def test_deeper_they_overflow():
+    run = scan(lambda: of_unit_stream(WrongBackward, 20))
+    assert found(run, "PC305")
+    assert math.isfinite(run.loss.value)
+
+
+def test_the_same_attention_with_its_own_gradient_is_silent():
+    run = scan(lambda: of_unit_stream(RightBackward, 12))
+    assert not found(run, "PC301", "PC305", "PC306")
+    assert not errors(run)
+
+
+class WithoutNorm(Block):
+    """Gradients and stream alike: no norm reads the stream, and the MLP is as large as it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = linear(WIDTH, WIDTH), linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x)))
+
+
+def test_a_block_that_multiplies_both_is_found_in_both():
+    def init(module, name, blocks):
+        gpt2(module, name, blocks)
+        if name.endswith((".up", ".down")):
+            nn.init.normal_(module.weight, std=2 / math.sqrt(WIDTH))
+
+    findings = found(scan(lambda: Decoder(WithoutNorm, init=init)), "PC201", "PC301")
+    assert {(one.rule, one.severity) for one in findings} == {("PC201", "error"), ("PC301", "error")}
+
+
+# ------------------------------------------------------------------ one step in several micro-batches
+
+
+def accumulated(parts, *, averaged):
+    def loss(logits, ids):
+        of_parts = [
+            F.cross_entropy(given[:, :-1].flatten(0, 1), asked[:, 1:].flatten())
+            for given, asked in zip(logits.chunk(parts), ids.chunk(parts), strict=True)
+        ]
+        return sum(of_parts) / (parts if averaged else 1)
+
+    def build():
+        ids = torch.arange(6 * TOKENS).view(6, TOKENS) * 7 % VOCABULARY
+        return propcheck.Target(Decoder(blocks=4), batch=ids, loss=loss)
+
+    return scan(build)
+
+
+def test_a_loss_that_accumulation_doubles_doubles_every_gradient():
+    """huggingface/transformers issue 35438: 1 x 6 and 2 x 3 sequences, the losses summed where their mean was meant."""
+    whole, doubled, repaired = accumulated(1, averaged=True), accumulated(2, averaged=False), accumulated(2, averaged=True)
+    assert doubled.loss.value == pytest.approx(2 * whole.loss.value, rel=1e-5)
+    assert repaired.loss.value == pytest.approx(whole.loss.value, rel=1e-5)
+    for one, two, three in zip(sites(whole), sites(doubled), sites(repaired), strict=True):
+        assert two.grad_sum_norm == pytest.approx(2 * one.grad_sum_norm, rel=1e-4)
+        assert three.grad_sum_norm == pytest.approx(one.grad_sum_norm, rel=1e-4)
+        assert two.sum_rms == one.sum_rms
+    assert not errors(whole)
+    assert not errors(repaired)
