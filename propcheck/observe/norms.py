@@ -79,7 +79,7 @@ class Norms:
             known = own is not None
             if own is not None and own.reduced is not None:
                 function, dtype = own.reduced
-                kind, eps = _STATISTICS.get(function, "length"), own.eps
+                kind, eps, weight = _STATISTICS.get(function, "length"), own.eps, own.gain
         seen = None
         # linear(x) / rms(x): what was reduced is not what is divided.
         late = bool(factors) and all(one.of is not node for one in factors)

@@ -55,6 +55,7 @@ from propcheck.observe.trace import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_DIVISIONS = {"div", "divide", "true_divide"}
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _HALVES = {torch.bfloat16, torch.float16}
 
@@ -141,11 +142,8 @@ class Propagation:
         weights = frozenset().union(*(names for _, names in brought))
         if signals:
             trace = self._of_signals(name, args, kwargs, signals, factors, brought, weights, result)
-        elif factors:  # eps added, a root taken
-            rooted = factors[0].rooted or name in ROOTS or (name == "pow" and _is_root(args[-1]))
-            added = next((one for one in args if isinstance(one, int | float)), None) if name in ADDITIONS else None
-            eps = factors[0].eps if added is None or factors[0].rooted else float(added)
-            trace = self._factor(tuple(factors), weights, rooted=rooted, reduced=factors[0].reduced, of=factors[0].of, eps=eps)
+        elif factors:
+            trace = self._of_factors(name, args, factors, brought, weights)
         elif weights and unknown and name in PRODUCTS and any(isinstance(one, nn.Parameter) for one, _ in brought):
             begun = self.begin("root")  # zeros to start from, noise, positions
             made = [one for one in operands if trace_of(one) is None and id(one) not in self._names]
@@ -163,6 +161,31 @@ class Propagation:
         for value in tensors_in((result,)):
             channels = _channels(name, [tensor for tensor, _ in signals], value)
             mark(value, trace if channels == trace.channels else replace(trace, channels=channels))
+
+    def _of_factors(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        factors: list[Trace],
+        brought: list[tuple[Tensor, frozenset[str]]],
+        weights: frozenset[str],
+    ) -> Trace:
+        """Return what is known of a factor on its way: eps added, a root taken, a gain multiplied in."""
+        first = factors[0]
+        rooted = first.rooted or name in ROOTS or (name == "pow" and _is_root(args[-1]))
+        added = next((one for one in args if isinstance(one, int | float)), None) if name in ADDITIONS else None
+        # What a gain is divided by is no gain.
+        apart = args[-1] if name.strip("_") in _DIVISIONS else None
+        gains = [tensor for tensor, _ in brought if name in SCALINGS and tensor is not apart and not _is_factor(tensor)]
+        return self._factor(
+            tuple(factors),
+            weights,
+            rooted=rooted,
+            reduced=first.reduced,
+            of=first.of,
+            eps=first.eps if added is None or first.rooted else float(added),
+            gain=gains[0] if gains else first.gain,
+        )
 
     def unknown(self, result: Tensor, read: list[Tensor], parameters: list[nn.Parameter]) -> Trace | None:
         """Mark what a module computed by a way that cannot be followed (a kernel of its own) as a product of all it has."""
@@ -215,6 +238,8 @@ class Propagation:
         features = _features(name, trace) | ({"stepped"} if stepped else set())
         if name in EXPONENTIALS and trace.step_size:
             features |= {"decayed"}
+        if name in SCALINGS and any(_sums_exponentials(factor, trace) for factor in factors):
+            features |= {"softmax"}
         if name == "__setitem__" and trace.product and _writes_one(args[1]):
             features |= {"scanned"}  # one token after the other
         if len({id(one.node) for _, one in signals}) > 1:
@@ -225,6 +250,7 @@ class Propagation:
                 return self._product(name, [*signals, *signals], weights, parents=parents)  # an inner product
             made = result[0] if isinstance(result, tuple | list) else result
             return self._factor(parents, weights, rooted=name in ROOTS, reduced=(name, made.dtype), of=trace.node, eps=None)
+        softplus = name in ("softplus", "logaddexp") or (name in ("log", "log1p") and trace.exponential)
         what: dict[str, Any] = {
             "node": trace.node,
             "parents": parents,
@@ -237,11 +263,12 @@ class Propagation:
             "module": trace.module,
             "routed": trace.routed or name in ROUTERS,
             "gate": trace.gate or name in GATES,
-            "step_size": name == "softplus" or (trace.step_size and name not in EXPONENTIALS),
+            "exponential": name in EXPONENTIALS or (trace.exponential and name in ADDITIONS),
+            "step_size": softplus or (trace.step_size and name not in EXPONENTIALS),
             "same_as": trace.value if name in COPIES else None,
             "promoted": self._promoted(name, args, kwargs, operand, trace.promoted, result),
         }
-        if name == "softplus":
+        if softplus:
             self.step_biases |= self._biases(trace)
         if normalises:
             norm = self.norms.meet(name, args, kwargs, operand, trace.node, factors, result, self.module)
@@ -404,6 +431,18 @@ def _channels(name: str, operands: list[Tensor], result: Tensor) -> int | None:
 def _writes_one(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+
+
+def _is_factor(tensor: Tensor) -> bool:
+    known = trace_of(tensor)
+    return known is not None and known.kind == "factor"
+
+
+def _sums_exponentials(factor: Trace, trace: Trace) -> bool:
+    """Whether exponentials of products of activations are divided by their sum."""
+    node = trace.node
+    summed = factor.reduced is not None and factor.reduced[0] == "sum" and not factor.rooted
+    return summed and trace.exponential and node is not None and node.mixed and factor.of is node
 
 
 def _features(name: str, trace: Trace) -> frozenset[str]:

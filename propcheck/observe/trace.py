@@ -79,6 +79,7 @@ class Trace:
     module: str | None = None  # the outermost module below the block that made it
     rooted: bool = False  # a factor passed a root, so it is a scale and not a mean
     routed: bool = False  # it came from a choice of experts, and met no product since
+    exponential: bool = False  # an exponential made it, or was added to
     step_size: bool = False  # it passed a softplus, and no exponential or product since
     gate: bool = False  # it was bounded by a sigmoid or the like since its node
     channels: int | None = None  # which dimension the channels are, where that is not the last: after a convolution
@@ -88,6 +89,7 @@ class Trace:
     reduced: tuple[str, torch.dtype] | None = None  # of a factor: the reduction that it began with, and its dtype
     of: Node | None = None  # of a factor: what was reduced
     eps: float | None = None  # of a factor: the number that was added to it
+    gain: Tensor | None = None  # of a factor: what was computed from parameters and multiplied into it
 
     @property
     def value(self) -> int:

@@ -200,3 +200,15 @@ def test_logit_statistics_are_those_of_numpy():
 def test_the_parameters_that_wrote_an_update_are_those_of_its_last_product():
     one, _ = run(lambda: Model(lambda: Block(mlp=Mlp)))
     assert one.sites[1].branch.output == {"blocks.0.mlp.c_proj.weight", "blocks.0.mlp.c_proj.bias"}
+
+
+class WrittenOut(SelfAttention):
+    def mix(self, q, k, v):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        shares = (scores - scores.amax(-1, keepdim=True)).exp()
+        return shares / shares.sum(-1, keepdim=True) @ v
+
+
+def test_a_softmax_that_is_written_out_makes_an_attention():
+    _, rows = run(lambda: Model(lambda: Block(attention=WrittenOut)))
+    assert of(rows, "sublayer") == ["attention", "mlp"] * LAYERS
