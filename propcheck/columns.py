@@ -54,7 +54,7 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "param_grad_norm": "Norm of the gradients of all parameters on the way from the stream to the update, "
         "the norm it reads through included.",
         "theory_sum_rms": "Predicted sum_rms; null where no prediction applies.",
-        "theory_grad_norm": "Predicted gradient norm of the stream; null where no prediction applies.",
+        "theory_grad_norm": "Predicted grad_stream_norm; null where no prediction applies.",
         "shadow_stream_error": "With --shadow: ||stream - that of the fp32 pass|| / ||that of the fp32 pass||.",
         "shadow_update_error": "The same of the update.",
         "shadow_grad_stream_error": "The same of the gradient with respect to the stream.",
@@ -143,7 +143,8 @@ def markdown() -> str:
 _JSON = """\
 `--output-format json` prints one strict JSON document: `schema_version`; `run` (path, target, model, precision, inputs, seeds,
 engine, versions); `loss` (its value and `uniform`, the logarithm of the vocabulary); `findings` (rule, name, severity, site,
-metric, value, expected, message, remedy); and `sublayers`, the rows of `sublayers.parquet`. A number that is not finite is the
-string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without the rows, and beside it
-`settings` (every key of the probe), `config_hash`, `command`, `notes` and `unobserved` (a sentence for each place that could
-not be followed)."""
+metric, value, expected, message, remedy); `growth` (of each stream, named by its first site: by which law its RMS and its
+gradient go over the blocks, the factor a block and what it compounds to); and `sublayers`, the rows of `sublayers.parquet`. A
+number that is not finite is the string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without
+the rows, and beside it `settings` (every key of the probe), `config_hash`, `command`, `notes` and `unobserved` (a sentence for
+each place that could not be followed)."""

@@ -25,6 +25,8 @@ SKIPPED_SHARE = 0.25
 # Of those blocks, this share with the most extreme factors is left out, so that one or two jumps are not taken for
 # compounding: a jump is a discontinuity (PC205).
 TRIMMED_SHARE = 0.1
+# Placements with a norm on the stream itself, after the addition.
+NORM_ON_STREAM = frozenset({"post", "deepnorm", "pre+post", "sandwich+post", "reordered+post"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,40 @@ def streams(run: Run, seed: int | None = None) -> list[Profile]:
     Runs that do not say which sum a site continues (from before that was recorded) have one.
     """
     first: dict[int, int] = {}  # by site: the site at which its stream begins
-    for record in run.sites:
-        if record.site not in first:
-            first[record.site] = record.site if record.continues is None else first.get(record.continues, record.continues)
+    for rows in additions(run.sites):
+        before = rows[0].continues
+        for row in rows:
+            first.setdefault(row.site, rows[0].site if before is None else first.get(before, before))
     if all(record.continues is None for record in run.sites):
         first = dict.fromkeys(first, 0)
     begins = sorted(set(first.values()))
     return [
         profile(dataclasses.replace(run, sites=tuple(r for r in run.sites if first[r.site] == begin)), seed) for begin in begins
     ]
+
+
+def additions(sites: Sequence[SiteRecord]) -> list[tuple[SiteRecord, ...]]:
+    """Put together the rows of each addition: the updates of a parallel block have one stream and one sum.
+
+    Parameters
+    ----------
+    sites
+        Of one seed, in order. Where none says what it continues (as before that was recorded), each is an addition of its own.
+    """
+    found: list[tuple[SiteRecord, ...]] = []
+    told = any(record.continues is not None for record in sites)
+    for record in sites:
+        if told and found and _same_addition(found[-1][0], record):
+            found[-1] = (*found[-1], record)
+        else:
+            found.append((record,))
+    return found
+
+
+def _same_addition(one: SiteRecord, other: SiteRecord) -> bool:
+    return one.stream_rms is not None and all(
+        getattr(one, name) == getattr(other, name) for name in ("seed", "continues", "block", "stream_rms", "sum_rms")
+    )
 
 
 def _median_record(records: Sequence[SiteRecord]) -> SiteRecord:
@@ -125,12 +152,12 @@ def unit_sums(curve: Profile) -> list[float | None]:
 def unit_gradients(curve: Profile) -> list[float | None]:
     """Norm of the gradient of the stream before each block, and after the last. Length: units + 1.
 
-    The last entry is the gradient of the last sum; it is ``None`` where a norm follows each addition (post, deepnorm),
+    The last entry is the gradient of the last sum; it is ``None`` where a norm follows each addition (``NORM_ON_STREAM``),
     since it then lies on the other side of a norm than the others.
     """
     gradients = [unit[0].grad_stream_norm for unit in curve.units]
     last = curve.sites[-1] if curve.sites else None
-    after = None if last is None or last.placement in {"post", "deepnorm"} else last.grad_sum_norm
+    after = None if last is None or last.placement in NORM_ON_STREAM else last.grad_sum_norm
     return [*gradients, after]
 
 
@@ -190,39 +217,3 @@ def compounding(steps: Mapping[int, float], units: int, *, rising: bool) -> Comp
         return None
     mean = statistics.fmean(steps[j] for j in kept)
     return Compounding(safe_exp(mean), safe_exp(mean * units), kept)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A quantity from one end of the depth to the other: ``end`` = ``start`` * ``factor`` ** ``steps``."""
-
-    first: int
-    last: int
-    start: float
-    end: float
-    factor: float
-    steps: int
-
-    @property
-    def total(self) -> float:
-        """``end / start``."""
-        return self.end / self.start
-
-
-def stream_span(curve: Profile) -> Span | None:
-    """From the sum of the first block to the sum of the last: the embedding is left out (as in OLMo 2, arXiv 2501.00656)."""
-    return _span(list(enumerate(unit_sums(curve))))
-
-
-def gradient_span(curve: Profile) -> Span | None:
-    """From the gradient before the last block back to that before the second: the embedding's scale is left out."""
-    return _span([(j, unit[0].grad_stream_norm) for j, unit in enumerate(curve.units) if j][::-1])
-
-
-def _span(values: Sequence[tuple[int, float | None]]) -> Span | None:
-    usable = [(j, value) for j, value in values if value is not None and 0 < value < math.inf]
-    if len(usable) < 2:
-        return None
-    (first, start), (last, end) = usable[0], usable[-1]
-    steps = abs(last - first)
-    return Span(first, last, start, end, math.exp((math.log(end) - math.log(start)) / steps), steps)

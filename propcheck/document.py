@@ -10,6 +10,8 @@ import json
 import math
 from typing import Any
 
+from propcheck.depth import streams
+from propcheck.growth import Growth, gradient_growth, stream_growth
 from propcheck.records import (
     SCHEMA_VERSION,
     Angle,
@@ -28,7 +30,7 @@ _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def run_document(run: Run) -> dict[str, Any]:
-    """Give the ``schema_version``, ``run``, ``loss`` and ``findings`` parts of the contract's document."""
+    """Give the contract's document without its rows, and ``growth``: of each stream, named by its first site."""
     model = dataclasses.asdict(run.model)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -44,7 +46,16 @@ def run_document(run: Run) -> dict[str, Any]:
         },
         "loss": dataclasses.asdict(run.loss),
         "findings": [dataclasses.asdict(finding) for finding in run.findings],
+        "growth": [
+            {"site": curve.sites[0].site, "stream": _growth(stream_growth(curve)), "gradient": _growth(gradient_growth(curve))}
+            for curve in streams(run)
+            if curve.sites
+        ],
     }
+
+
+def _growth(growth: Growth | None) -> dict[str, Any] | None:
+    return None if growth is None else {**dataclasses.asdict(growth), "total": growth.total}
 
 
 def full_document(run: Run) -> dict[str, Any]:

@@ -160,6 +160,7 @@ class EngineInfo:
 class LossInfo:
     """First loss (mean over seeds) and ln(vocabulary), the loss of a uniform guess; None where there is no vocabulary.
 
+    ``lowest`` and ``highest`` are the first losses of the seeds that lie farthest apart, None where there is one seed.
     ``logit_std`` is the standard deviation of a token's logits over the vocabulary (root of the mean variance over the tokens),
     ``logit_absmax`` the largest magnitude among them; None where the logits were not seen.
     """
@@ -168,6 +169,8 @@ class LossInfo:
     uniform: float | None
     logit_std: float | None = None
     logit_absmax: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,12 +197,15 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
 
 def _loss_info(passes: list[Pass]) -> LossInfo:
     """Return means over the seeds; of the largest logit, the largest."""
+    losses = [one.loss for one in passes]
     logits = [one.logits for one in passes if one.logits is not None]
     return LossInfo(
-        value=sum(one.loss for one in passes) / len(passes),
+        value=sum(losses) / len(losses),
         uniform=passes[0].uniform_loss,
         logit_std=sum(one.std for one in logits) / len(logits) if logits else None,
         logit_absmax=max(one.absmax for one in logits) if logits else None,
+        lowest=min(losses) if len(losses) > 1 else None,
+        highest=max(losses) if len(losses) > 1 else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Two pictures of a run: the forward pass and the backward pass, by site, on a logarithmic axis.
+"""Two pictures of a run: the forward pass and the backward pass, by site, on a logarithmic axis, and what theory predicts.
 
 Matplotlib's object interface with the Agg canvas: no display, no global state. Values that a logarithmic axis cannot show are
 marked at its edges and counted in the caption, never dropped.
@@ -35,7 +35,7 @@ _KINDS = {
     "moe": ("#CC79A7", "s"),
     "other": ("#E69F00", "D"),
 }
-_DARK, _GREY = "#000000", "#888888"
+_DARK, _GREY, _PREDICTED = "#000000", "#888888", "#D55E00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ def _forward(figure: Figure, run: Run, curve: depth.Profile) -> None:
         *_lines(axes, run, "sum_rms", "sum", _DARK, "-"),
         *_lines(axes, run, "stream_rms", "stream (before the addition)", _GREY, "--"),
     ]
+    _theory(axes, run, "theory_sum_rms")
     for kind, members in _by_kind(curve):
         drawn.append(_marks(axes, _series(run, members, "update_rms"), f"update: {kind}", *_KINDS[kind]))
     _finish(figure, axes, drawn)
@@ -100,6 +101,7 @@ def _backward(figure: Figure, run: Run, curve: depth.Profile) -> None:
         *_lines(axes, run, "grad_sum_norm", "sum", _GREY, "--"),
         *_lines(axes, run, "grad_update_norm", "update", "#E69F00", ":"),
     ]
+    _theory(axes, run, "theory_grad_norm")
     for kind, members in _by_kind(curve):
         drawn.append(_marks(axes, _series(run, members, "param_grad_norm"), f"parameters: {kind}", *_KINDS[kind]))
     _finish(figure, axes, drawn)
@@ -148,6 +150,17 @@ def _lines(axes: Axes, run: Run, column: str, label: str, colour: str, style: st
     """Draw a line for each stream: none leads from an encoder to its decoder."""
     parts = [_series(run, stream.sites, column) for stream in depth.streams(run)]
     return [_line(axes, part, label if part is parts[0] else None, colour, style) for part in parts]
+
+
+def _theory(axes: Axes, run: Run, column: str) -> None:
+    """Draw what was predicted, where anything was. A null among it is no value that was not observed."""
+    label: str | None = "theory"
+    for stream in depth.streams(run):
+        points = _points(_series(run, stream.sites, column))
+        if any(map(math.isfinite, points)):
+            sites = [record.site for record in stream.sites]
+            axes.plot(sites, points, color=_PREDICTED, label=label, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2.5)
+            label = None
 
 
 def _line(axes: Axes, series: _Series, label: str | None, colour: str, style: str) -> _Series:

@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from propcheck import depth
+from propcheck.growth import factor, gradient_growth, stream_growth
+from propcheck.report.shadow import shadow_line
+from propcheck.report.spread import Spread
 from propcheck.wording import count, number
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from propcheck.growth import Growth
     from propcheck.records import Run, Severity, SiteRecord
 
 _SHORT_KINDS = {"attention": "attn", "linear_attention": "linear"}
@@ -62,7 +66,8 @@ def print_run(run: Run, console: Console, detail: Literal["block", "site"] = "bl
     curve = depth.profile(run)
     console.print(Text(_title(run)), highlight=False)
     if curve.sites:
-        columns = _site_columns(curve.sites) if detail == "site" else _block_columns(curve)
+        spread = Spread(run)
+        columns = _site_columns(curve.sites, spread) if detail == "site" else _block_columns(curve, spread)
         _print_columns(columns, console)
     _print_findings(run, console)
     for line in summary_lines(run, curve):
@@ -88,21 +93,23 @@ def _kind(record: SiteRecord) -> str:
     return _SHORT_KINDS.get(record.sublayer, record.sublayer)
 
 
-def _cell(value: float | None) -> str:
-    return number(value, aligned=True)
-
-
-def _block_columns(curve: depth.Profile) -> list[_Column]:
+def _block_columns(curve: depth.Profile, spread: Spread) -> list[_Column]:
     """Lay out a row a block; a block with several mixers or several feed-forward networks takes more rows."""
     rows: list[tuple[str, ...]] = []
     for index, unit in enumerate(curve.units):
         mixers = [record for record in unit if record.sublayer not in _FFN]
         ffns = [record for record in unit if record.sublayer in _FFN]
         first, last = unit[0], unit[-1]
-        ends = (str(curve.label(index)), _cell(first.stream_rms), _cell(last.sum_rms), _cell(first.grad_stream_norm))
+        ends = (
+            str(curve.label(index)),
+            spread.cell(first, "stream_rms"),
+            spread.cell(last, "sum_rms"),
+            spread.cell(first, "grad_stream_norm"),
+        )
         for line, (mixer, ffn) in enumerate(itertools.zip_longest(mixers, ffns)):
             block, stream, total, gradient = ends if line == 0 else ("", "", "", "")
-            rows.append((block, _pair(mixer, ffn), stream, *_updates(mixer), *_updates(ffn), total, gradient))
+            updates = (*_updates(mixer, spread), *_updates(ffn, spread))
+            rows.append((block, _pair(mixer, ffn), stream, *updates, total, gradient))
     headings = (
         (curve.noun, 10),
         ("kinds", 3),
@@ -124,26 +131,29 @@ def _pair(mixer: SiteRecord | None, ffn: SiteRecord | None) -> str:
     return "+".join(_kind(record) for record in (mixer, ffn) if record is not None)
 
 
-def _updates(record: SiteRecord | None) -> tuple[str, str]:
-    return ("", "") if record is None else (_cell(record.update_rms), _cell(record.update_ratio))
+def _updates(record: SiteRecord | None, spread: Spread) -> tuple[str, str]:
+    return ("", "") if record is None else (spread.cell(record, "update_rms"), spread.cell(record, "update_ratio"))
 
 
-def _site_columns(sites: Sequence[SiteRecord]) -> list[_Column]:
+def _site_columns(sites: Sequence[SiteRecord], spread: Spread) -> list[_Column]:
+    def plain(record: SiteRecord, name: str) -> str:
+        return _share(record.swallowed) if name == "swallowed" else _cosine(record.cosine)
+
     numbers = (
-        ("stream\nRMS", 7, "stream_rms", _cell),
-        ("update\nRMS", 8, "update_rms", _cell),
-        ("sum\nRMS", 9, "sum_rms", _cell),
-        ("update\n/stream", 5, "update_ratio", _cell),
-        ("cosine", 1, "cosine", _cosine),
-        ("lost in\nadding", 3, "swallowed", _share),
-        ("add\nerror", 2, "add_error", _cell),
-        ("grad\nnorm in", 6, "grad_stream_norm", _cell),
+        ("stream\nRMS", 7, "stream_rms", spread.cell),
+        ("update\nRMS", 8, "update_rms", spread.cell),
+        ("sum\nRMS", 9, "sum_rms", spread.cell),
+        ("update\n/stream", 5, "update_ratio", spread.cell),
+        ("cosine", 1, "cosine", plain),
+        ("lost in\nadding", 3, "swallowed", plain),
+        ("add\nerror", 2, "add_error", spread.cell),
+        ("grad\nnorm in", 6, "grad_stream_norm", spread.cell),
     )
     return [
         _Column("site", tuple(str(record.site) for record in sites), 10),
         _Column("block", tuple("-" if record.block is None else str(record.block) for record in sites), 4),
         _Column("kind", tuple(_kind(record) for record in sites), 5, text=True),
-        *(_Column(heading, tuple(write(getattr(r, name)) for r in sites), keep) for heading, keep, name, write in numbers),
+        *(_Column(heading, tuple(write(r, name) for r in sites), keep) for heading, keep, name, write in numbers),
     ]
 
 
@@ -203,8 +213,10 @@ def summary_lines(run: Run, curve: depth.Profile) -> list[str]:
         One sentence or two a line.
     """
     lines = [
-        *(line for stream in _spanned(run, curve) for line in _span_lines(stream)),
+        *(line for stream in _grown(run, curve) for line in _growth_lines(stream)),
         _loss_line(run),
+        _head_line(run),
+        shadow_line(run),
         _seed_line(run, curve),
         _engine_line(run),
     ]
@@ -216,41 +228,65 @@ def summary_lines(run: Run, curve: depth.Profile) -> list[str]:
     return [line for line in lines if line]
 
 
-def _spanned(run: Run, curve: depth.Profile) -> list[depth.Profile]:
+def _grown(run: Run, curve: depth.Profile) -> list[depth.Profile]:
     """Return the streams whose growth is said: the only one, or of several those that run through blocks enough."""
     streams = depth.streams(run)
-    return [one for one in streams if depth.stream_span(one) is not None] if len(streams) > 1 else [curve]
+    return [one for one in streams if stream_growth(one) is not None] if len(streams) > 1 else [curve]
 
 
-def _span_lines(curve: depth.Profile) -> list[str]:
+def _growth_lines(curve: depth.Profile) -> list[str]:
+    normed = any(record.placement in depth.NORM_ON_STREAM for record in curve.sites)
     return [
-        _span_line("Stream RMS", "after", curve, depth.stream_span(curve), ""),
-        _span_line("Gradient norm", "before", curve, depth.gradient_span(curve), " backward"),
+        _growth_line("Stream RMS", "after", curve, stream_growth(curve), "", "" if normed else "updates of one size give 0.5"),
+        _growth_line(
+            "Gradient norm",
+            "before",
+            curve,
+            gradient_growth(curve),
+            " backward",
+            "" if normed else "updates of one size give -0.5, of gated branches -1",
+        ),
     ]
 
 
-def _span_line(name: str, side: str, curve: depth.Profile, span: depth.Span | None, direction: str) -> str:
-    if span is None:
+def _growth_line(name: str, side: str, curve: depth.Profile, growth: Growth | None, direction: str, usual: str) -> str:
+    if growth is None:
         return f"{name}: not enough {curve.noun}s observed for a factor a {curve.noun}."
+    law = f"; {growth.described(curve.noun)}" if growth.law is not None else ""
+    beside = f" ({usual})" if usual and growth.law == "power" else ""
     return (
-        f"{name} {number(span.start)} {side} {curve.noun} {curve.label(span.first)}, {number(span.end)} {side} {curve.noun} "
-        f"{curve.label(span.last)}: x{_factor(span.factor)} a {curve.noun}{direction}, x{number(span.total)} over "
-        f"{count(span.steps, curve.noun)}."
+        f"{name} {number(growth.start)} {side} {curve.noun} {growth.first}, {number(growth.end)} {side} {curve.noun} "
+        f"{growth.last}: x{factor(growth.factor)} a {curve.noun}{direction}, x{number(growth.total)} over "
+        f"{count(growth.steps, curve.noun)}{law}{beside}; growth exponent {number(growth.growth_exponent)}."
     )
-
-
-def _factor(value: float) -> str:
-    # Near 1 the third decimal is what compounds: 1.003^64 is 1.2.
-    return f"{value:.4f}".rstrip("0").rstrip(".") if 0.5 < value < 2 else number(value)
 
 
 def _loss_line(run: Run) -> str:
     value, uniform = run.loss.value, run.loss.uniform
     if value is None:
         return "Loss: not observed."
+    lowest, highest = run.loss.lowest, run.loss.highest
+    between = f" ({_loss(lowest)} to {_loss(highest)} over the seeds)" if lowest is not None and highest is not None else ""
     if uniform is None:
-        return f"First loss {_loss(value)}."
-    return f"First loss {_loss(value)}; a uniform guess has ln({round(math.exp(uniform))}) = {_loss(uniform)}."
+        return f"First loss {_loss(value)}{between}."
+    return f"First loss {_loss(value)}{between}; a uniform guess has ln({round(math.exp(uniform))}) = {_loss(uniform)}."
+
+
+def _head_line(run: Run) -> str:
+    """Say how large the logits are, and the gradients of the token embedding and of the head."""
+    loss = run.loss
+    if loss.logit_std is None or loss.uniform is None:
+        return ""
+    vocabulary = round(math.exp(loss.uniform))
+    rows = [p for p in run.parameters if p.block is None and p.shape[:1] == (vocabulary,) and len(p.shape) == 2]
+    gradients = [
+        f"{kind} {number(one.grad_norm)}"
+        for kind, role in (("embedding", "embedding"), ("head", "linear"))
+        if (one := next((p for p in rows if p.role == role), None)) is not None and one.grad_norm is not None
+    ]
+    tied = " (it is the head too)" if len(gradients) == 1 and any(" = " in p.name for p in rows) else ""
+    more = f"; gradient norm of the {', of the '.join(gradients)}{tied}" if gradients else ""
+    return f"Logits: std {number(loss.logit_std)} over the vocabulary, largest {number(loss.logit_absmax)}{more}."
 
 
 def _loss(value: float) -> str:

@@ -10,7 +10,7 @@ from propcheck.depth import NORM_ON_STREAM, Profile, compounding, gradient_steps
 from propcheck.growth import gradient_growth
 from propcheck.records import Place, Run, SiteRecord
 from propcheck.rules.forward import first_nonfinite, kept_blocks, law
-from propcheck.rules.origins import first_made
+from propcheck.rules.origins import first_origin, made_by
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
 from propcheck.theory import expected_gradient_step
 from propcheck.wording import count, number
@@ -137,16 +137,19 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
     bad = [record for record in curve.sites if _bad_gradient(record)]
     if not bad:
         parameters = [p for p in run.parameters if p.grad_state == "nonfinite"]
-        made = first_made(run, curve.sites, "backward")
+        made = made_by(first_origin(run, curve.sites, "backward"))
         return [_nonfinite_parameter(parameters[0].name, len(parameters), made)] if parameters else []
     first = bad[-1]  # the backward pass comes from the end
     metric = _bad_gradient(first) or ""
     value = getattr(first, metric)
     loss = run.loss.value
     spoilt = loss is not None and not math.isfinite(loss)
-    made = first_made(run, curve.sites, "forward" if spoilt else "backward")
+    known = first_origin(run, curve.sites, "forward" if spoilt else "backward")
     if spoilt:
-        origin = f"the loss itself is {number(loss)} although every sum is finite, so it starts behind the last block"
+        # Padding is not measured, and a loss may count it.
+        within = " at every token that counts" if known is not None and known.block is not None else ""
+        place = ", so it starts behind the last block" if known is None else ""
+        origin = f"the loss itself is {number(loss)} although every sum is finite{within}{place}"
     elif metric == "grad_sum_norm" and first is curve.sites[-1]:
         origin = "it is so already when it leaves head and loss, although the loss is finite"
     elif metric == "grad_sum_norm":
@@ -163,7 +166,8 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
             metric=metric,
             value=value,
             expected="finite",
-            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}.{made}{more}",
+            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}."
+            f"{made_by(known)}{more}",
         )
     ]
 
@@ -211,6 +215,7 @@ EXPLODING = Rule(
     remedy="Put the norm on the branch (pre-norm) or scale the branch by 1/sqrt(2 x blocks); with post-norm use DeepNorm's "
     "scales; look for a gain above 1 on the residual path.",
     check=_exploding,
+    follows=(("PC206", "same"), ("PC201", "touching")),
 )
 
 VANISHING = Rule(
@@ -231,6 +236,7 @@ VANISHING = Rule(
     source="Xiong 2020, arXiv 2002.04745, Theorem 1; Hanin and Rolnick 2018, arXiv 1803.01719.",
     remedy="Look for a factor below 1 on the residual path, a residual that is missing, or a detach; in fp16 scale the loss.",
     check=_vanishing,
+    follows=(("PC206", "same"),),
 )
 
 NONFINITE_GRADIENT = Rule(

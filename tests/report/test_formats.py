@@ -19,12 +19,12 @@ def test_the_document_has_the_contracts_keys():
     run = run_of(qwen())
     run = dataclasses.replace(run, findings=rules.judge(run))
     document = json.loads(to_json(run), parse_constant=refuse)
-    assert set(document) == {"schema_version", "run", "loss", "findings", "sublayers"}
+    assert set(document) == {"schema_version", "run", "loss", "findings", "growth", "sublayers"}
     assert document["schema_version"] == 1
     assert set(document["run"]) == {"path", "target", "model", "precision", "inputs", "seeds", "engine", "versions"}
     assert set(document["run"]["model"]) == {"class", "parameters", "blocks", "sites", "width", "placement"}
     assert {"mode", "wall_seconds", "peak_rss_bytes"} <= set(document["run"]["engine"])
-    assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax"}
+    assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax", "lowest", "highest"}
     finding = document["findings"][0]
     assert set(finding) == {"rule", "name", "severity", "site", "metric", "value", "expected", "message", "remedy", "also"}
     assert set(finding["site"]) == {"site", "block", "sublayer", "module", "parameter"}

@@ -8,6 +8,7 @@ from matplotlib.image import imread
 from synthetic import additive, qwen, run_of
 
 from propcheck.report import plots
+from propcheck.theory import predict
 
 
 def drawn_text(monkeypatch, run, directory):
@@ -46,6 +47,35 @@ def test_kinds_are_told_apart_in_the_legend(monkeypatch, tmp_path):
         assert f"update: {kind}" in forward
         assert f"parameters: {kind}" in backward
     assert "not observed" not in forward
+
+
+def test_what_theory_predicts_is_drawn_where_anything_is_and_its_nulls_are_no_gaps(monkeypatch, tmp_path):
+    run = run_of(additive(4))
+    assert all("theory" not in text for text in drawn_text(monkeypatch, run, tmp_path))
+    predicted = dataclasses.replace(run, sites=predict(run))
+    assert predicted.sites[0].theory_sum_rms is None
+    for text in drawn_text(monkeypatch, predicted, tmp_path):
+        assert text.split().count("theory") == 1
+        assert "not observed" not in text
+
+
+def test_the_line_of_theory_goes_through_its_values(tmp_path, monkeypatch):
+    run = run_of(additive(4))
+    run = dataclasses.replace(run, sites=predict(run))
+    lines = {}
+    finish = plots._finish
+    monkeypatch.setattr(
+        plots,
+        "_finish",
+        lambda figure, axes, drawn: (
+            finish(figure, axes, drawn),
+            lines.update({axes.get_ylabel(): [line for line in axes.get_lines() if line.get_label() == "theory"]}),
+        ),
+    )
+    plots.write_plots(run, tmp_path)
+    (forward,), (backward,) = lines["RMS"], lines["norm of the gradient"]
+    assert list(forward.get_ydata())[1:] == pytest.approx([r.sum_rms for r in run.sites[1:]])
+    assert list(backward.get_ydata())[1:] == pytest.approx([r.grad_stream_norm for r in run.sites[1:]])
 
 
 def test_values_that_a_logarithm_lacks_are_counted(monkeypatch, tmp_path):

@@ -6,9 +6,10 @@ import math
 
 import pytest
 from rich.console import Console
-from synthetic import additive, factors, qwen, run_of
+from synthetic import additive, factors, parameter, post_norm, qwen, run_of
 
 from propcheck import depth, rules
+from propcheck.records import LossInfo
 from propcheck.report.table import print_run, summary_lines
 from propcheck.wording import count, number, places
 
@@ -80,9 +81,27 @@ def test_the_summary_compounds_to_what_it_says():
     assert "x1.1 a block, x405 over 63 blocks" in lines[0]
     assert "before block 63" in lines[1]
     assert "before block 1: x0.9 a block backward, x0.00146 over 62 blocks" in lines[1]
+    assert "as 1.1^block, an exponential, over blocks 16 to 63; growth exponent 0.0938." in lines[0]  # 63/64 ln 1.1
+    assert "as 0.9^block, an exponential, over blocks 17 to 63; growth exponent -0.102." in lines[1]  # 62/64 ln 0.9
     assert "First loss 7.000; a uniform guess has ln(1000) = 6.908." in lines
     assert "Findings: 2 errors, 0 warnings, 0 notes." in lines
     assert "Files: reports/x" in lines
+
+
+def test_growth_by_additions_is_put_beside_what_they_give():
+    run = run_of(qwen())
+    forward, backward = summary_lines(run, depth.profile(run))[:2]
+    assert "as depth^0.50, a power law, over blocks 16 to 63 (updates of one size give 0.5); growth exponent 0.0325." in forward
+    assert (
+        "as depth^-1.01, a power law, over blocks 17 to 63 (updates of one size give -0.5, of gated branches -1);" in backward
+    )
+
+
+def test_a_norm_on_the_stream_has_no_such_power():
+    run = run_of(post_norm(64), placement="post")
+    forward, backward = summary_lines(run, depth.profile(run))[:2]
+    assert "x1 over 63 blocks; flat over blocks 16 to 63; growth exponent 0." in forward
+    assert "flat over blocks 17 to 63" in backward
 
 
 def test_seeds_are_shown_as_median_and_spread():
@@ -93,6 +112,8 @@ def test_seeds_are_shown_as_median_and_spread():
     ]
     run = run_of(records, seeds=(0, 1, 2))
     text = text_of(run)
+    # Site 5 is the last of block 2: between 1 and 1.5 times, a quarter on either side of the middle.
+    assert any(cell.endswith("±25%") for line in text.splitlines() if line.split()[:1] == ["2"] for cell in line.split())
     assert "Values are medians of 3 seeds; the seeds differ by at most sum RMS x1.5 (site 5)" in " ".join(text.split())
     assert sum(line.split()[1:2] == ["attn+mlp"] for line in text.splitlines()) == 4
 
@@ -149,3 +170,26 @@ def test_two_streams_are_summed_up_one_by_one():
     assert [line.partition(": ")[2].partition(",")[0] for line in lines] == ["x2 a block", "x3 a block"]
     assert "after block 7" in lines[0]
     assert "after block 8" in lines[1]
+
+
+def test_the_head_is_summed_up_with_its_gradients():
+    loss = LossInfo(value=7.9, uniform=math.log(1000), logit_std=1.43, logit_absmax=6.5)
+    parameters = [
+        parameter("embedding.weight", role="embedding", shape=(1000, 8), grad_norm=89.0),
+        parameter("head.weight", role="linear", shape=(1000, 8), grad_norm=0.71),
+    ]
+    run = dataclasses.replace(run_of(additive(2), parameters), loss=loss)
+    line = "Logits: std 1.43 over the vocabulary, largest 6.5; gradient norm of the embedding 89, of the head 0.71."
+    assert line in summary_lines(run, depth.profile(run))
+    tied = dataclasses.replace(run, parameters=(dataclasses.replace(parameters[0], name="embedding.weight = head.weight"),))
+    assert any("of the embedding 89 (it is the head too)" in one for one in summary_lines(tied, depth.profile(tied)))
+    unseen = dataclasses.replace(run, loss=dataclasses.replace(loss, logit_std=None))
+    assert not any(one.startswith("Logits") for one in summary_lines(unseen, depth.profile(unseen)))
+
+
+def test_the_losses_of_several_seeds_are_shown_with_their_range():
+    run = dataclasses.replace(run_of(additive(2)), loss=LossInfo(13.5, math.log(1000), lowest=13.4, highest=13.61))
+    assert any(
+        "First loss 13.500 (13.400 to 13.610 over the seeds); a uniform" in one
+        for one in summary_lines(run, depth.profile(run))
+    )
