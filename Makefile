@@ -21,6 +21,7 @@ lint: .venv/.installed-test
 docs: .venv/.installed-test
 	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/healthy.py
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
