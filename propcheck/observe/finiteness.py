@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -65,15 +65,15 @@ def whole_rows_masked(scores: Tensor, dim: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spoilt:
-    """The tokens at which a tensor is not finite: the first of them, their number, and the tokens in all."""
+    """The tokens at which a tensor is spoilt: the first of them, their number, and the tokens in all."""
 
     tokens: tuple[int, ...] = ()
     affected: int | None = None
     positions: int | None = None
 
 
-def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], *, rows: bool) -> Spoilt:
-    """Tell the tokens at which ``tensor`` is not finite.
+def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], value: Literal["NaN", "infinity"], *, rows: bool) -> Spoilt:
+    """Tell the tokens at which ``tensor`` holds a ``value``.
 
     Parameters
     ----------
@@ -81,6 +81,8 @@ def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], *, rows: bool) -> Spoi
         Any.
     shape
         Sequences, and tokens of each.
+    value
+        What is looked for: -infinity beside a NaN may be a mask.
     rows
         Whether its rows are what it was computed for, as in attention probabilities [..., queries, keys].
 
@@ -93,7 +95,7 @@ def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], *, rows: bool) -> Spoi
     dim = None if values is None else _token_dimension(tuple(values.shape), shape, rows=rows)
     if values is None or dim is None:
         return Spoilt()
-    bad = ~torch.isfinite(values).movedim(dim, 0).flatten(1).all(1)
+    bad = (values.isnan() if value == "NaN" else values.isinf()).movedim(dim, 0).flatten(1).any(1)
     if len(bad) != shape[1]:  # [batch * tokens, ...]
         bad = bad.view(shape).any(0)
     found = bad.nonzero().flatten().tolist()

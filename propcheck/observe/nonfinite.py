@@ -206,7 +206,7 @@ class Watcher(Follower):
         self, value: Literal["NaN", "infinity"], name: str, words: str, result: Tensor, *, mask: bool = False
     ) -> _Made:
         module, block = self._where()
-        spoilt = spoilt_tokens(result, self._shape, rows=name in SOFTMAXES)
+        spoilt = spoilt_tokens(result, self._shape, value, rows=name in SOFTMAXES)
         self._orders += 1
         origin = Origin(
             self._seed, "forward", value, _plain(name), module, block, words, spoilt.tokens, spoilt.affected, spoilt.positions

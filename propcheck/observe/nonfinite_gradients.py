@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,11 +85,12 @@ class GradientWatcher:
         return hook
 
     def _origin(self, function: str, step: Step, words: str, bad: Tensor) -> Origin:
-        spoilt = spoilt_tokens(bad, self._shape, rows=False)
+        value: Literal["NaN", "infinity"] = "NaN" if content_of(bad).nan else "infinity"
+        spoilt = spoilt_tokens(bad, self._shape, value, rows=False)
         return Origin(
             seed=self._seed,
             direction="backward",
-            value="NaN" if content_of(bad).nan else "infinity",
+            value=value,
             function=function,
             module=step.module,
             block=step.block,

@@ -146,16 +146,19 @@ def judge(
     found = [_Found(rule, hit, note) for rule in rules for hit, note in hits[rule.id]]
     causes = {id(one): _cause(one, found) for one in found}
     folded: dict[int, dict[str, set[int]]] = {}  # by cause: the rules that it broke too, and where
+    fatal: set[int] = set()  # causes of what is an error
     for one in found:
         cause = _first_cause(one, causes)
         if cause is not one:
             folded.setdefault(id(cause), {}).setdefault(one.rule.id, set()).update(one.hit.sites)
+            fatal |= {id(cause)} if _severity(one, changes) == "error" else set()
     findings: list[tuple[int, str, int, Finding]] = []
     for one in found:
         if causes[id(one)] is not None:
             continue
-        rule, hit, change = one.rule, one.hit, changes.get(one.rule.id)
-        severity = (change and change.severity) or hit.severity or rule.severity
+        rule, hit = one.rule, one.hit
+        # What it leads to must not be hidden behind a milder one, unless the probe says so.
+        severity = "error" if id(one) in fatal and not _is_set(one, changes) else _severity(one, changes)
         finding = Finding(
             rule=rule.id,
             name=rule.name,
@@ -181,6 +184,15 @@ class _Found:
     rule: Rule
     hit: Hit
     note: str
+
+
+def _is_set(one: _Found, changes: Mapping[str, RuleSetting]) -> bool:
+    return one.rule.id in changes and changes[one.rule.id].severity is not None
+
+
+def _severity(one: _Found, changes: Mapping[str, RuleSetting]) -> Severity:
+    set_ = changes[one.rule.id].severity if one.rule.id in changes else None
+    return set_ or one.hit.severity or one.rule.severity
 
 
 def _cause(one: _Found, found: Sequence[_Found]) -> _Found | None:

@@ -206,7 +206,7 @@ EXPLODING = Rule(
     "a norm follows each addition. b/f is 2.07 for mlp and moe, 3 for attention, 5 for linear attention and state-space "
     "mixers. r = e^mean over the blocks after the first quarter, without the largest tenth. Broken when r^blocks > "
     "threshold. Pre-norm growth toward the input like 1/sqrt(l) or 1/l is therefore silent, and so is the jump that a small "
-    "embedding gives.",
+    "embedding gives. Where the stream is doubled at all of them (PC206), or grows so too (PC201), that leads.",
     basis="The prediction is meant as an upper bound: at the initialisation of transformers' Llama, GPT-2 and Qwen3.5 (12 to "
     "16 blocks) the gradient grew by 0.06 to 1.05 of it over the blocks after the first. 10 beyond it leaves room for "
     "sublayers whose b/f is not known. No published cut-off was found: the number is this tool's own.",

@@ -136,10 +136,14 @@ def _odd_step(curve: Profile, index: int, limit: float) -> tuple[str, float, flo
     """
     first_unit = len(curve.units[0])
     around = sides(curve, index)
-    found = stands_out(index, {i: link(curve.sites, i) for side in ([index], *around) for i in side}, around, limit)
+    links = {i: link(curve.sites, i) for side in ([index], *around) for i in side}
+    if 0 in around[0]:
+        links[0] = 0.0  # nothing lies between the beginning of a stream and its first site
+    found = stands_out(index, links, around, limit)
     # Where a norm acts on the stream, the first norm after the embedding does what no later one does: it sets the scale. Where
-    # the placement is not known, later steps that are not x1 tell that something acts on the stream.
-    normed = curve.sites[index].placement in NORM_ON_STREAM
+    # the placement is not known, later steps that are not x1 tell that something acts on the stream. Earlier sites do not tell:
+    # a norm that stands behind them in one block alone is what is looked for.
+    normed = any(curve.sites[i].placement in NORM_ON_STREAM for i in around[1])
     sets_scale = index <= first_unit and found is not None and (normed or abs(found[1]) > 0.01)
     if found is not None and not sets_scale:
         return ("stream_rms / sum_rms before", *found)
@@ -161,7 +165,8 @@ DOMINANT_UPDATE = Rule(
     why="The sum then is the update: what earlier blocks wrote is drowned, the identity path carries almost nothing, and a "
     "small change of that branch's parameters changes the whole output.",
     formula="update_ratio > threshold. Sites side by side, or consecutive among their kind, are one finding. Where all of "
-    "them lie in the first block and PC205 already says that the first block dwarfs the embedding, PC205 alone reports it.",
+    "them lie in the first block and PC205 already says that the first block dwarfs the embedding, PC205 alone reports it; and "
+    "PC208 where the stream is so small at all of them that the eps of a norm outweighs it.",
     basis="Updates as large as the stream are normal in the first blocks and in post-norm (a ratio of 1.4 at the first site "
     "without depth scaling, 3.4 with wide gated networks). At 10 the stream makes up 1 % of the mean square of the sum. No "
     "published cut-off was found: the number is this tool's own.",
@@ -170,7 +175,7 @@ DOMINANT_UPDATE = Rule(
     remedy="Scale the branch's output projection down (1/sqrt(2 x blocks)), or bring the embedding up to the scale of the "
     "updates.",
     check=_dominant_update,
-    follows=(("PC205", "same"), ("PC206", "touching")),
+    follows=(("PC205", "same"), ("PC206", "touching"), ("PC208", "same")),
 )
 
 DISCONTINUITY = Rule(
@@ -186,8 +191,9 @@ DISCONTINUITY = Rule(
     "spikes.",
     formula="Two steps a site: sum_rms / stream_rms, and stream_rms / sum_rms of the site before. Each is compared with the "
     "median of the three nearest siblings (same kind, same role in the block; of two, the one that differs less) on either "
-    "side, and must differ from both by more than the threshold, in the same direction. Where a norm acts on the stream, the "
-    "first one sets the scale and is not judged so. The first block is judged as a whole: its last sum_rms over the first "
+    "side, and must differ from both by more than the threshold, in the same direction. Where a norm acts on the stream in "
+    "all blocks, the first one sets the scale and is not judged so. Before the first addition nothing is judged: a norm there "
+    "is one of the embedding. The first block is judged as a whole: its last sum_rms over the first "
     f"stream_rms, more than {FIRST_BLOCK_LIMIT:g}.",
     basis="The steepest healthy step after the first block is sqrt(2), and differs from the next, sqrt(1.5), by a factor of "
     "1.15; a residual that is doubled gives 2 or more. 1.5 lies midway. (One that is missing ends the stream, and is PC206.) "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from propcheck.records import Place
+from propcheck.rules.rule import place_of
 from propcheck.wording import count
 
 if TYPE_CHECKING:
@@ -26,6 +28,19 @@ def made_by(origin: Origin | None) -> str:
     return (
         f" The first {origin.value} of the pass is made by {origin.function}{module}, out of {origin.inputs}{_tokens(origin)}."
     )
+
+
+def made_in(origin: Origin, sites: Sequence[SiteRecord], first: SiteRecord) -> Place:
+    """Place what an origin led to: where it lies itself if that is another block than ``first``, the first site to show it."""
+    if origin.block is None or first.block is None or origin.block == first.block:
+        return place_of(first)
+    module = origin.module or ""
+    branch = next((one for one in sites if one.block == origin.block and one.module and _is_within(module, one.module)), None)
+    return Place(block=origin.block, module=origin.module) if branch is None else place_of(branch)
+
+
+def _is_within(module: str, outer: str) -> bool:
+    return module == outer or module.startswith(f"{outer}.")
 
 
 def _tokens(origin: Origin) -> str:

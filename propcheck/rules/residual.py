@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from propcheck.depth import NORM_ON_STREAM, additions, log_ratio, median, safe_exp
+from propcheck.depth import NORM_ON_STREAM, additions, log_ratio, median, safe_exp, streams
 from propcheck.records import Place
 from propcheck.rules.family import path, pattern
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
@@ -147,8 +147,11 @@ def _bypass(block: int, missed: Sequence[SiteRecord], parameters: Sequence[Param
 
 def _doubled(curve: Profile, run: Run) -> list[Hit]:
     alike: dict[str, list[Doubling]] = {}
+    records = {record.site: record for record in curve.sites}
+    single = len(streams(run)) == 1  # else the next site may be one of another stream
     for one in run.doublings:
-        alike.setdefault(pattern(one.module or ""), []).append(one)
+        if not (single and _is_halved(one, records)):
+            alike.setdefault(pattern(one.module or ""), []).append(one)
     return [_doubling(curve, members) for members in alike.values()]
 
 
@@ -167,9 +170,12 @@ def _doubling(curve: Profile, members: Sequence[Doubling]) -> Hit:
     where = f" in {name}" if name else ""
     where += f" ({places('block', blocks)})" if blocks else ""
     where += f", before {in_words(after[0])}" if len(members) == len(after) == 1 else ""
-    meant = len(bare) == len(members) > 1 and _at_each(curve, [(before[one.site], one) for one in bare])
+    # x + (x + F) lies at the addition of F, in the same block; x + x lies at none, and a norm hides which of them it is.
+    pairs = [(before[one.site], one) for one in bare]
+    inner = next((b for b, a in pairs if a.site == first.site and b.block == first.block and not _is_twice(b, a)), None)
+    meant = len(bare) == len(members) > 1 and _at_each(curve, pairs)
     amount = f" at {len(members)} additions" if len(members) > 1 else ""
-    each = f" each time, x{number(factor ** len(members))} in all" if len(members) > 1 else ""
+    each = f" each time, x{number(factor ** len(members))} in all" if len(members) > 1 and ratio is not None else ""
     grows = (
         f"It comes out x{number(factor)}{each}, where a residual keeps x1."
         if bare or not before
@@ -179,9 +185,9 @@ def _doubling(curve: Profile, members: Sequence[Doubling]) -> Hit:
         sites=sites,
         severity="warning" if meant else None,
         place=Place(
-            site=first.site,
+            site=None if inner is None else inner.site,
             block=first.block,
-            sublayer=records[first.site].sublayer if first.site in records else None,
+            sublayer=None if inner is None else inner.sublayer,
             module=first.module,
         ),
         metric="stream_rms / sum_rms before" if ratio is not None else "times that the stream is in the sum",
@@ -197,14 +203,29 @@ def _doubling(curve: Profile, members: Sequence[Doubling]) -> Hit:
 def _at_each(curve: Profile, pairs: Sequence[tuple[SiteRecord, SiteRecord]]) -> bool:
     """Whether the stream is doubled behind every update of one kind, x + (x + F): then that is how the model is made.
 
-    ``pairs`` are the sites before and after. x + x leaves an update out; it is told by its result, 2 x to the last digit.
+    ``pairs`` are the sites before and after.
     """
-    ratios = [log_ratio(after.stream_rms, before.sum_rms) for before, after in pairs]
-    if any(ratio is None or math.isclose(ratio, math.log(2), rel_tol=1e-9) for ratio in ratios):
+    if any(_is_twice(before, after) for before, after in pairs):
         return False
     kinds = {(pattern(before.module or ""), before.sublayer) for before, _ in pairs}
     alike = {record.site for record in curve.sites if (pattern(record.module or ""), record.sublayer) in kinds}
     return alike == {before.site for before, _ in pairs}
+
+
+def _is_halved(doubling: Doubling, records: Mapping[int, SiteRecord]) -> bool:
+    """Whether the stream behind a doubling is no larger than before it, as in (x + x) / 2: then nothing is counted twice."""
+    after = records.get(-1 if doubling.site is None else doubling.site)
+    before = None if after is None else records.get(-1 if after.continues is None else after.continues)
+    if after is None or before is None or before.placement in NORM_ON_STREAM:
+        return False
+    ratio = log_ratio(after.stream_rms, before.sum_rms)
+    return ratio is not None and ratio < 1e-6  # fp32's digits
+
+
+def _is_twice(before: SiteRecord, after: SiteRecord) -> bool:
+    """Whether nothing tells a sum from x + x, which leaves an update out: its result is 2 x to the last digit."""
+    ratio = log_ratio(after.stream_rms, before.sum_rms)
+    return ratio is None or math.isclose(ratio, math.log(2), rel_tol=1e-9)
 
 
 # ---------------------------------------------------------------------- not the sum of its operands
@@ -270,8 +291,9 @@ BROKEN_RESIDUAL = Rule(
     "different kinds alike), a new stream of the same width begins there (but for the first and the last block, where none "
     "can), and the matrices of that sublayer are used and in no branch. Not judged where more than an eighth of the blocks "
     "would be so (and more than one), where a place could not be observed (PC503), nor of convolutions and other kinds, whose "
-    "stages do so by design. Doubled: both operands of an addition carry the stream, x + x or x + (x + F); a warning only "
-    "where x + (x + F) stands behind every update of its kind. Not the sum: add_error x update_rms > threshold x u (sum_rms + "
+    "stages do so by design. Doubled: both operands of an addition carry the stream, x + x or x + (x + F), "
+    "and it is larger behind it (where no norm hides that); a warning only where x + (x + F) stands behind every update of its "
+    "kind. Not the sum: add_error x update_rms > threshold x u (sum_rms + "
     "n (stream_rms + update_rms)), with u the unit roundoff of the coarser operand (bf16 2^-8, fp16 2^-11, fp32 2^-24), "
     "update_rms summed over the n + 1 updates of a parallel block (n = 1 where there is one), plus 1e-5 of the update.",
     basis="x + (x + F) at every place of a kind is how BLT is made (the cross-attention of each decoder layer), which trains; "

@@ -50,6 +50,7 @@ def test_a_stream_that_is_added_to_itself_is_found_with_what_comes_of_it(block, 
     assert len(run.record.doublings) == BLOCKS
     (broken,) = found(run, "PC206")
     assert (broken.severity, broken.site.block) == ("error", 0)
+    assert any(one.startswith("PC301 at ") for one in broken.also)
     (explosion,) = found(run, "PC201")
     assert explosion.value == pytest.approx(2.0, rel=0.05)
     (dead,) = found(run, "PC303")
@@ -262,7 +263,7 @@ def test_a_parallel_block_without_its_residual_is_found_there():
 def test_a_residual_that_is_doubled_in_one_block_is_found_there(block, others):
     run = scan_with(block, others, **size(others))
     (broken,) = found(run, "PC206")
-    assert (broken.severity, broken.site.block) == ("error", 5)
+    assert (broken.severity, broken.site.block, broken.site.sublayer) == ("error", 5, "attention")
     assert_nowhere_else(run, "PC206", "PC205", "PC306")
     if others is Block:
         assert after_attention(healthy(**size(others)), 5) == pytest.approx(0.032, rel=0.05)
@@ -281,6 +282,63 @@ def test_a_residual_that_is_taken_after_the_norm_in_one_block_is_found_there(blo
     if others is Block:
         assert before(run, 5) == pytest.approx(0.03, rel=0.05)
         assert after_attention(run, 5) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("index", [1, 7])
+@pytest.mark.parametrize(("block", "others"), [(ResidualAfterNorm, Block), (ParallelAfterNorm, ParallelBlock)])
+def test_so_it_is_in_the_second_block_and_in_the_last(block, others, index):
+    (finding,) = scan(lambda: Decoder(only(index, block, others), 8)).findings
+    assert (finding.rule, finding.site.block, finding.site.sublayer) == ("PC205", index, "attention")
+
+
+def test_in_the_first_block_it_is_a_norm_of_the_embedding():
+    assert not scan(lambda: Decoder(only(0, ResidualAfterNorm), 8)).findings
+
+
+class Detached(Block):
+    def forward(self, x):
+        x = x.detach() + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DetachedLast(Gpt2Block):
+    def attend(self, residual):
+        return self.mix(self.ln_1(residual)) + residual.data
+
+
+class DetachedParallel(ParallelBlock):
+    def forward(self, x):
+        h = self.ln_1(x)
+        return x.detach() + self.mix(h) + self.feed(h)
+
+
+class HalfDetached(Block):
+    """The gradient alone is halved along the stream."""
+
+    def forward(self, x):
+        x = (x + x.detach()) / 2 + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+DETACHED = [
+    *((block, others, index) for block, others in [(Detached, Block), (DetachedLast, Gpt2Block)] for index in (1, 5, 7)),
+    *((DetachedParallel, ParallelBlock, index) for index in (1, 7)),
+    *((HalfDetached, Block, index) for index in (5, 7)),  # before block 1 nothing tells what size is usual
+]
+
+
+@pytest.mark.parametrize(("block", "others", "index"), DETACHED)
+def test_a_stream_that_is_detached_in_one_block_is_found_there(block, others, index):
+    run, twin = scan(lambda: Decoder(only(index, block, others), 8)), healthy(others, 8)
+    (finding,) = run.findings
+    assert (finding.rule, finding.severity, finding.site.block) == ("PC306", "warning", index)
+    assert finding.site.sublayer == "attention"
+    assert [one.sum_rms for one in sites(run)] == pytest.approx([one.sum_rms for one in sites(twin)])  # nothing shows it
+
+
+def test_so_is_one_that_is_detached_in_every_block():
+    (finding,) = found(scan(lambda: Decoder(Detached, 8)), "PC306")
+    assert "It is so at 6 more sites." in finding.message  # all but the first, where an embedding may be frozen
 
 
 @pytest.mark.parametrize(

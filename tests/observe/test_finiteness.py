@@ -25,7 +25,15 @@ from propcheck.observe.finiteness import Spoilt, content_of, spoilt_tokens
 def test_the_tokens_that_are_spoilt_are_found_by_the_shape(shape, place, rows, expected):
     tensor = torch.zeros(shape)
     tensor[place] = torch.nan
-    assert spoilt_tokens(tensor, (2, 6), rows=rows) == Spoilt(*expected)
+    assert spoilt_tokens(tensor, (2, 6), "NaN", rows=rows) == Spoilt(*expected)
+
+
+def test_infinities_beside_a_nan_are_not_counted_as_one():
+    scores = torch.zeros(2, 3, 6, 6)
+    scores[:, :, :, 5] = -torch.inf
+    scores[1, :, :2] = torch.nan
+    assert spoilt_tokens(scores, (2, 6), "NaN", rows=False) == Spoilt((0, 1), 2, 6)
+    assert spoilt_tokens(scores, (2, 6), "infinity", rows=False) == Spoilt((0, 1, 2, 3, 4, 5), 6, 6)
 
 
 def test_a_tensor_is_told_in_words():

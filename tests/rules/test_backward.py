@@ -61,7 +61,17 @@ def test_what_overflowed_does_not_hide_the_trend_before_it():
 
 def test_a_forward_explosion_does_not_excuse_the_gradients():
     records = [dataclasses.replace(r, update_ratio=3.0) for r in factors(64, forward=1.2, backward=1.2)]
-    assert ids(run_of(records)) == ["PC201", "PC301"]
+    assert ids(run_of(records), select=["PC301"]) == ["PC301"]
+    (finding,) = judge(run_of(records))
+    assert (finding.rule, finding.also) == ("PC201", ("PC301 at 86 sites",))  # 48 blocks, of which a tenth is left out
+
+
+def test_a_forward_explosion_that_leads_gradients_which_are_an_error_is_one():
+    # 1.05^64 = 23, a warning by itself; 1.2^64 = 1.2e5.
+    (alone,) = judge(run_of(factors(64, forward=1.05)))
+    (leading,) = judge(run_of(factors(64, forward=1.05, backward=1.2)))
+    assert (alone.rule, alone.severity) == ("PC201", "warning")
+    assert (leading.rule, leading.severity, leading.also) == ("PC201", "error", ("PC301 at 86 sites",))
 
 
 def test_swiglu_under_post_norm_explodes_by_its_own_law():

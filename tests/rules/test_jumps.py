@@ -49,6 +49,17 @@ def test_a_fault_in_one_block_is_found_there_and_nowhere_else(fault, value):
     assert finding.expected == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.parametrize("at", [2, 3, 30])
+def test_a_residual_after_the_norm_is_found_from_the_second_block_to_the_last(at):
+    (finding,) = judge(run_of(toy(at=at, entering=lambda stream: 1.0)))
+    assert (finding.rule, finding.site.site) == ("PC205", at)
+    assert finding.value > 10
+
+
+def test_before_the_first_addition_it_is_an_embedding_norm():
+    assert ids(run_of(toy(at=0, entering=lambda stream: 1.0))) == []
+
+
 def test_an_update_drawn_too_large_in_one_block_is_found():
     (finding,) = judge(run_of(toy(at=21, step=lambda stream, update: math.hypot(stream, 10 * update))), select=["PC205"])
     assert (finding.site.site, finding.site.sublayer) == (21, "mlp")

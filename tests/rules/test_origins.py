@@ -52,6 +52,24 @@ def test_each_seed_has_its_own_origin():
     assert "exp" not in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"block": 3, "module": "blocks.3.mlp.act"}, (7, 3, "mlp", "blocks.3.mlp")),  # the block of the first sum that shows it
+        ({"block": 1, "module": "blocks.1.attention.core"}, (2, 1, "attention", "blocks.1.attention")),
+        ({"block": 1, "module": "blocks.1.mask"}, (None, 1, None, "blocks.1.mask")),
+        ({"block": None, "module": "rotary"}, (7, 3, "mlp", "blocks.3.mlp")),
+    ],
+)
+def test_the_place_is_where_it_was_made_if_that_lies_in_an_earlier_block(changes, place):
+    """Its first tokens may be padding, which is not measured."""
+    (finding,) = (one for one in judge(run_of(broken(), origins=(origin(**changes),))) if one.rule == "PC209")
+    where = finding.site
+    assert (where.site, where.block, where.sublayer, where.module) == place
+    assert "The sum at site 7 (mlp of block 3) holds 40 NaN" in finding.message
+    assert ("finite at every token that counts." in finding.message) == (place[1] == 1)
+
+
 def test_nothing_is_said_where_no_operation_is_known():
     assert "first" not in message(run_of(broken()), "PC209")
 

@@ -145,7 +145,7 @@ def test_doubled_additions_of_one_name_are_one_finding():
         stream = sites[-1].sum_rms
     doublings = [Doubling(site=block, block=block, module=f"layers.{block}") for block in range(16)]
     (finding,) = judged(sites, blocks=16, doublings=tuple(doublings))
-    assert (finding.severity, finding.site.site, finding.site.block) == ("error", 0, 0)
+    assert (finding.severity, finding.site.site, finding.site.block) == ("error", None, 0)
     assert finding.value == pytest.approx(2.0)
     for part in ("at 16 additions in layers.* (blocks 0 to 15)", "x2 each time, x65500 in all"):
         assert part in finding.message
@@ -160,10 +160,18 @@ def test_a_single_doubled_addition_is_placed_and_leads_the_jump_that_it_makes():
         stream, before = sites[-1].sum_rms, number
     doubling = Doubling(site=11, block=5, module="blocks.5")
     (finding,) = judge(run_of(sites, doublings=(doubling,)), select=["PC205", "PC206"])
-    assert (finding.rule, finding.site.site, finding.site.block, finding.site.module) == ("PC206", 11, 5, "blocks.5")
+    assert (finding.rule, finding.site.block, finding.site.module) == ("PC206", 5, "blocks.5")
+    assert (finding.site.site, finding.site.sublayer) == (None, None)  # x + x lies between two sites, at none
     assert finding.also == ("PC205 at 1 site",)
     assert "in blocks.5 (block 5), before site 11 (mlp of block 5)" in finding.message
     assert [f.rule for f in judge(run_of(sites), select=["PC205", "PC206"])] == ["PC205"]
+
+
+@pytest.mark.parametrize(("factor", "count"), [(2.0, 1), (1.0, 0), (0.8, 0)])
+def test_a_sum_of_the_stream_with_itself_that_is_halved_again_is_silent(factor, count):
+    """(x + x.detach()) / 2 is x, and (x + (x + F)) / 2 is x + F / 2."""
+    sites = [dataclasses.replace(r, stream_rms=r.stream_rms * (factor if r.site == 11 else 1)) for r in stack(8)]
+    assert len(judged(sites, doublings=(Doubling(site=11, block=5, module="blocks.5"),))) == count
 
 
 def twice_added(doubled):
@@ -185,6 +193,8 @@ def test_a_stream_that_is_doubled_behind_every_update_of_a_kind_may_be_meant():
         sites, doublings = twice_added(doubled)
         (finding,) = judged(sites, doublings=doublings)
         assert finding.severity == severity
+        first = 2 * min(doubled)  # the addition of F, which the stream is added to once more
+        assert (finding.site.site, finding.site.sublayer) == (first, "attention")
         assert ("may be meant" in finding.message) == (severity == "warning")
 
 

@@ -81,7 +81,7 @@ def test_an_unknown_rule_is_refused_with_the_nearest(wrong, right):
 
 def test_select_and_ignore_choose_rules():
     run = run_of(factors(64, forward=1.1, backward=1.1))
-    assert [f.rule for f in rules.judge(run)] == ["PC201", "PC301"]
+    assert [f.rule for f in rules.judge(run)] == ["PC201"]
     assert [f.rule for f in rules.judge(run, select=["PC301"])] == ["PC301"]
     assert [f.rule for f in rules.judge(run, ignore=["explosion"])] == ["PC301"]
 

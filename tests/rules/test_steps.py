@@ -57,13 +57,31 @@ def test_a_step_between_two_additions_is_found_behind_it(factor):
     assert "between site 11 (mlp of block 5) and the addition before it the gradient goes from" in finding.message
 
 
-def test_a_stream_that_is_detached_at_one_addition_is_found_there():
-    """x.detach() + F(x): what goes on is what the branch sends back, sqrt(2.04 / S) of the gradient."""
-    records = with_step(additive(16), 11, over=0.4)
-    records[11] = dataclasses.replace(records[11], grad_stream_norm=None)
+def detached(at):
+    """Sums that say which one they continue; at one of them no gradient arrives at the stream."""
+    records = [dataclasses.replace(r, continues=r.site - 1 if r.site else None) for r in additive(16)]
+    records[at] = dataclasses.replace(records[at], grad_stream_norm=None)
+    return records
+
+
+@pytest.mark.parametrize("at", [1, 2, 11, 30, 31])
+def test_a_stream_that_is_detached_at_one_addition_is_found_there(at):
+    (finding,) = judged(detached(at))
+    assert (finding.severity, finding.site.site, finding.value) == ("warning", at, "none")
+    assert "the sum there has a gradient of" in finding.message
+
+
+def test_one_that_is_detached_in_every_block_is_one_finding():
+    records = [dataclasses.replace(r, grad_stream_norm=None if r.site % 2 else r.grad_stream_norm) for r in detached(11)]
     (finding,) = judged(records)
-    assert finding.site.site == 11
-    assert "past the stream at site 11 (mlp of block 5), which is detached, the gradient goes from" in finding.message
+    assert finding.site.site == 1
+    assert "It is so at 15 more sites." in finding.message
+
+
+def test_a_stream_without_a_gradient_is_silent_where_nothing_was_to_get_one():
+    assert judged(detached(0)) == ()  # a frozen embedding
+    frozen = [with_gradient(r, None, None) if r.site < 11 else r for r in detached(11)]
+    assert judged(frozen) == ()
 
 
 def test_a_step_that_the_update_explains_is_silent():
@@ -75,10 +93,19 @@ def test_a_step_that_the_update_explains_is_silent():
     assert judged(records) == ()
 
 
-def test_the_first_and_the_last_block_are_not_judged():
-    for at in (0, 1, 30, 31):
+@pytest.mark.parametrize("factor", [5.0, 1 / 5])
+def test_a_step_in_the_last_block_is_told_by_those_before_it(factor):
+    for at in (30, 31):
+        (finding,) = judged(with_step(additive(16), at, over=factor))
+        assert (finding.site.site, finding.site.block) == (at, 15)
+    (finding,) = judged(with_step(additive(16), 31, link=factor))
+    assert finding.site.site == 31
+
+
+def test_the_first_two_blocks_are_not_judged():
+    for at in (0, 1, 2, 3):
         assert judged(with_step(additive(16), at, over=5.0)) == ()
-    for at in (1, 2):
+    for at in (1, 2, 3):
         assert judged(with_step(additive(16), at, link=5.0)) == ()
 
 

@@ -1,5 +1,6 @@
 """PC101 and PC102: what no parameter may start with."""
 
+import dataclasses
 import math
 
 import pytest
@@ -86,6 +87,9 @@ def test_a_vector_of_nothing_but_infinities_is_no_mask():
 def test_what_was_never_written_is_blamed_once():
     garbage = parameter("scales", init_calls=None, nonfinite=12, absmax=math.nan, mean=math.nan, std=math.nan)
     assert [f.rule for f in judge(run_of(additive(2), [garbage]))] == ["PC102"]
+    spoilt = [dataclasses.replace(r, nonfinite=1, sum_rms=math.nan) for r in additive(2)]
+    (finding,) = judge(run_of(spoilt, [garbage]))
+    assert (finding.rule, finding.also) == ("PC102", ("PC209 at 4 sites",))
 
 
 def test_a_parameter_that_was_never_written_is_an_error():
