@@ -15,7 +15,7 @@ SUBLAYER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "block": "Layer that the site belongs to; null outside the blocks.",
         "sublayer": "Kind of sublayer that made the update: attention, linear_attention, ssm, mlp, moe or other.",
         "module": "Path of the module that made the update.",
-        "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; pre+post and the like where a norm on "
+        "placement": "Where the norm sits: pre, post, sandwich, reordered, deepnorm or none; pre+post where one on "
         "the stream comes to it; null where it could not be told.",
         "continues": "The site whose sum this one's stream is; null where a stream begins.",
         "masked": "Whether a mask that was drawn at random (stochastic depth) lies on the way to the update.",

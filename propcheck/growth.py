@@ -102,7 +102,7 @@ class Growth:
 
 def factor(value: float) -> str:
     """Write a factor a block: near 1 the fourth decimal is what compounds, 1.003^64 is 1.2."""
-    return f"{value:.4f}".rstrip("0").rstrip(".") if 0.5 < value < 2 else number(value)
+    return f"{value:.4f}".rstrip("0").rstrip(".") if 0.9 < value < 1.1 else number(value)
 
 
 def stream_growth(curve: Profile) -> Growth | None:

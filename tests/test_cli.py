@@ -350,7 +350,7 @@ def test_rules_are_listed_and_explained(capsys):
         assert run(["rules", identifier]) == 0
         assert capsys.readouterr().out.startswith("## PC204 dominant-update\n")
     assert run(["rules", "PC20"]) == 2
-    assert capsys.readouterr().err.startswith("propcheck: unknown rule PC20; did you mean PC20")
+    assert capsys.readouterr().err.startswith("propcheck: unknown rule PC20; did you mean PC2")
 
 
 def test_version(capsys):

@@ -123,6 +123,7 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
             "gets no gradient" if first.param_grad_norm == 0 else f"gets a gradient of {number(first.param_grad_norm)} only"
         )
         more = f" The same holds at {count(len(group) - 1, 'more site')}." if len(group) > 1 else ""
+        lasts = ": the first step of training does not revive it" if exact else ""
         alike = [curve.sites[i].update_rms for side in siblings(curve, curve.sites.index(first)) for i in side]
         hits.append(
             Hit(
@@ -132,7 +133,7 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 value=first.update_rms,
                 expected="above 0" if exact and not median(alike) else median(alike),
                 message=f"The branch at {in_words(first)} {what} and {gradient} in its own parameters, although the "
-                f"gradient of the loss reaches its output: the first step of training does not revive it.{more}",
+                f"gradient of the loss reaches its output{lasts}.{more}",
                 severity="error" if exact else "warning",
             )
         )
