@@ -74,6 +74,7 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "dtype": "Dtype.",
         "numel": "Number of elements.",
         "site": "The first site in whose branch it is; null outside the branches.",
+        "branches": "How many sites have it in their branch; null where it is in none.",
         "writes": "Whether it is the matrix that wrote the update of a site, the residual projection; null where it is in no "
         "branch.",
         "fan_in": "Inputs of one of its units, as torch.nn.init counts them: shape[1] x taps. Null for what is no matrix of a "

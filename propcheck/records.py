@@ -106,6 +106,7 @@ class ParameterRecord:
     dtype: str
     numel: int
     site: int | None = None
+    branches: int | None = None
     writes: bool | None = None
     fan_in: int | None = None
     fan_out: int | None = None

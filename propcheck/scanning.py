@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -261,6 +262,7 @@ _WRITING = ("linear", "convolution")
 def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
     """Return the rows of ``parameters.parquet``: those of the first seed."""
     owners: dict[str, Site] = {}
+    branches = Counter(name for site in one.sites for name in site.branch.parameters)
     writers: set[tuple[str, int]] = set()  # pattern and site: experts are written by each other's like
     for site in one.sites:
         writers |= {(pattern(name), site.number) for name in site.branch.output}
@@ -284,6 +286,7 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
                 dtype=str(entry.dtype).removeprefix("torch."),
                 numel=entry.numel,
                 site=None if owner is None else owner.number,
+                branches=branches[entry.name] or None,
                 writes=None if owner is None else role in _WRITING and (pattern(entry.name), owner.number) in writers,
                 fan_in=fan_in,
                 fan_out=fan_out,

@@ -11,6 +11,8 @@ import pytest
 import rich.console
 
 from propcheck import cli
+from propcheck.depth import profile
+from propcheck.growth import stream_growth
 from propcheck.report.table import print_run
 from propcheck.store import read_run
 
@@ -133,3 +135,34 @@ def test_the_walk_through_in_python_runs(tmp_path):
     )
     assert "GPT, " in done.stdout
     assert (tmp_path / "reports" / "mine" / "sublayers.parquet").exists()
+
+
+def test_the_stock_model_gets_its_four_statements_and_nothing_false():
+    """What is true of this init: a discontinuity at the embedding, an eps that decides, lost updates, healthy growth."""
+    run = read_run(ROOT / "reports" / "qwen3.8-27b")
+    found = {finding.rule: finding for finding in run.findings}
+    # PC104 is about dt_bias = 1: softplus(1) = 1.31, beyond the range that Mamba draws from.
+    assert {rule: finding.severity for rule, finding in found.items()} == {
+        "PC104": "note", "PC205": "warning", "PC207": "note", "PC208": "warning",
+    }  # fmt: skip
+    assert len(run.findings) == 4
+
+    start = found["PC205"]  # the first block makes .0200 into 3.43, x171, and its gradient is about 25,000 times the last one's
+    assert (start.site.block, start.value) == (0, pytest.approx(171, rel=0.02))
+    assert run.sites[0].update_ratio == pytest.approx(9, rel=0.1)
+    assert run.sites[1].update_ratio == pytest.approx(19, rel=0.1)
+    assert run.sites[0].grad_stream_norm / run.sites[126].grad_stream_norm == pytest.approx(26000, rel=0.2)
+
+    core = [norm for norm in run.norms if norm.place == "inside" and norm.kind == "mean_square" and norm.width == 128]
+    assert len(core) == 48  # the gated norm of each DeltaNet: input 1.4e-4 under the root of eps, 1e-3; output .12, not 1
+    assert [norm.input_rms for norm in core] == pytest.approx([1.4e-4] * 48, rel=0.15)
+    assert [norm.output_rms for norm in core] == pytest.approx([0.12] * 48, rel=0.15)
+    assert {(norm.eps, norm.epsilon_share) for norm in core} == {(1e-6, 1.0)}
+    assert "conv" in found["PC208"].message  # the cause: drawn with std .02, where torch's default is .29
+    assert "0.289" in found["PC208"].message
+
+    late = found["PC207"]  # late DeltaNet updates are .7 % of the stream: about a quarter of their elements is lost
+    assert (late.site.sublayer, late.value) == ("linear_attention", pytest.approx(0.26, rel=0.1))
+
+    growth = stream_growth(profile(run))  # which is healthy, and no finding
+    assert (growth.law, growth.exponent) == ("power", pytest.approx(0.5, abs=0.02))

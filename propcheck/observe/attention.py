@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from propcheck.observe.statistics import blocks
+from propcheck.observe.trace import signal_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from torch import Tensor
 
 # Elements of a block of logits: its few fp64 copies are 8 MiB each.
@@ -36,6 +39,60 @@ class AttentionStatistics:
     logit_mean_square: Tensor
     logit_absmax: Tensor
     entropy: Tensor
+
+
+_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def attention_of(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, masks: Iterable[Tensor]
+) -> AttentionStatistics | None:
+    """Measure an attention by the function that shows it, a fused attention or a softmax of products; None for any other.
+
+    Parameters
+    ----------
+    name, args, kwargs, result
+        The call, and what it gave.
+    masks
+        Which positions are real, [batch, tokens]: padded queries count in no number.
+    """
+    with torch.no_grad():
+        if name == "scaled_dot_product_attention":
+            given = {**dict(zip(_SDPA, args, strict=False)), **kwargs}
+            return from_products(
+                given["query"],
+                given["key"],
+                mask=_without_padding(given["query"], given.get("attn_mask"), masks),
+                is_causal=given.get("is_causal", False),
+                scale=given.get("scale"),
+                enable_gqa=given.get("enable_gqa", False),
+            )
+        logits: Tensor = args[0] if args else kwargs["input"]
+        known = signal_of(logits)
+        if name not in ("softmax", "_softmax") or known is None or known.node is None or not known.node.mixed:
+            return None
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if dim not in (-1, logits.dim() - 1):
+            return None
+        real = next((mask for mask in masks if _fits(mask, logits)), None)
+        if real is not None:  # [batch, heads, tokens, keys]
+            logits, result = (one.transpose(1, 2)[real] for one in (logits, result))
+        return from_logits(logits, result)
+
+
+def _fits(mask: Tensor, tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and mask.shape == (tensor.shape[0], tensor.shape[2])
+
+
+def _without_padding(query: Tensor, mask: Tensor | None, masks: Iterable[Tensor]) -> Tensor | None:
+    """Return ``mask`` with the rows of padded queries hidden whole."""
+    real = next((one for one in masks if _fits(one, query)), None)
+    if real is None:
+        return mask
+    rows = real[:, None, :, None]
+    if mask is None or mask.dtype == torch.bool:
+        return rows if mask is None else rows & mask
+    return mask.masked_fill(~rows, -torch.inf)
 
 
 def from_products(

@@ -290,7 +290,7 @@ class Follower(TorchFunctionMode):
         }
         how = residual(first, second, parts, self._block())
         if how is None:
-            if found.alpha == 1 and counted_twice(first, second):
+            if found.alpha == 1 and not found.fused and counted_twice(first, second):
                 self._doubled.append((first, self._propagation.steps, self._block(), self._propagation.module))
             return None
         if found.alpha < 0 and not how.stream_is_first:

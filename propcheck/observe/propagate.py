@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from propcheck.observe.angles import Angles
-from propcheck.observe.attention import AttentionStatistics, from_logits, from_products
+from propcheck.observe.attention import attention_of
 from propcheck.observe.functions import (
     ADDITIONS,
     AS,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DIVISIONS = {"div", "divide", "true_divide"}
-_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _HALVES = {torch.bfloat16, torch.float16}
 
 
@@ -155,7 +154,7 @@ class Propagation:
         else:
             return
         if name in ATTENTIONS | SOFTMAXES and trace.kind == "signal" and not any(map(is_transformed, operands)):
-            trace = replace(trace, attention=self._attention(name, args, kwargs, result))
+            trace = replace(trace, attention=attention_of(name, args, kwargs, result, self.norms.masks))
         if any(is_drawn(one) for one in operands):
             trace = replace(trace, features=trace.features | {"drawn"})
         for value in tensors_in((result,)):
@@ -308,27 +307,6 @@ class Propagation:
         of = ", ".join(sorted(trace.parameters)) if trace is not None and trace.kind == "weight" else ""
         what = self._names.get(id(other)) or of or "a tensor"
         return f"{name.strip('_')} with {what} ({str(other.dtype).removeprefix('torch.')})"
-
-    @staticmethod
-    def _attention(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> AttentionStatistics | None:
-        """Measure the logits and the weights of an attention, where they can be seen."""
-        with torch.no_grad():
-            if name == "scaled_dot_product_attention":
-                given = {**dict(zip(_SDPA, args, strict=False)), **kwargs}
-                return from_products(
-                    given["query"],
-                    given["key"],
-                    mask=given.get("attn_mask"),
-                    is_causal=given.get("is_causal", False),
-                    scale=given.get("scale"),
-                    enable_gqa=given.get("enable_gqa", False),
-                )
-            logits: Tensor = args[0] if args else kwargs["input"]
-            known = signal_of(logits)
-            if name not in ("softmax", "_softmax") or known is None or known.node is None or not known.node.mixed:
-                return None
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            return from_logits(logits, result) if dim in (-1, logits.dim() - 1) else None
 
     def _factor(self, parents: tuple[Trace, ...], weights: frozenset[str], **what: Any) -> Trace:
         self.steps += 1

@@ -68,7 +68,7 @@ def sum_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sum | No
 
 
 def fused_sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], propagation: Propagation | None) -> Sum | None:
-    """Return an addition that is part of a function: x + value a b, x + w (u - x), x + A B; None for any other call.
+    """Return an addition that is part of a function: x + value a b, x + value a / b, x + w (u - x), x + A B; else None.
 
     Parameters
     ----------
@@ -81,11 +81,14 @@ def fused_sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], propagat
     x, a, b = bound(("input", *_NAMES[name]), args, kwargs) if parts is not None else (None, None, None)
     if parts is None or not isinstance(x, Tensor) or not isinstance(a, Tensor) or not x.is_floating_point():
         return None
-    scaled = any(kwargs.get(key, 1) != 1 for key in ("alpha", "beta", "value"))
+    scaled = any(kwargs.get(key, 1) != 1 for key in ("alpha", "beta"))
     if propagation is None or signal_of(x) is None or scaled:  # a bias, say: x + x is no residual addition
         return Sum(x, x, fused=True)
     with torch.no_grad():
         values = parts(x, a, b)
+        if (factor := kwargs.get("value", 1)) != 1:
+            last = values[-1][2]
+            values.append(("mul", (last, factor), last * factor))
     result = values[0][2]
     for function, operands, value in values:
         propagation.follow(function, operands, {}, value)
@@ -100,6 +103,10 @@ def _addcmul(_x: Tensor, a: Tensor, b: Any) -> Steps:
     return [("mul", (a, b), a * b)]
 
 
+def _addcdiv(_x: Tensor, a: Tensor, b: Any) -> Steps:
+    return [("div", (a, b), a / b)]
+
+
 def _lerp(x: Tensor, end: Tensor, weight: Any) -> Steps:
     difference = end - x
     return [("sub", (end, x), difference), ("mul", (difference, weight), difference * weight)]
@@ -110,11 +117,14 @@ def _addmm(_x: Tensor, a: Tensor, b: Any) -> Steps:
 
 
 _PARTS: dict[str, Callable[[Tensor, Tensor, Any], Steps]] = {
-    "addcmul": _addcmul, "addcmul_": _addcmul, "lerp": _lerp, "lerp_": _lerp, "addmm": _addmm, "baddbmm": _addmm,
+    "addcmul": _addcmul, "addcmul_": _addcmul, "addcdiv": _addcdiv, "addcdiv_": _addcdiv,
+    "lerp": _lerp, "lerp_": _lerp, "addmm": _addmm, "baddbmm": _addmm,
 }  # fmt: skip
 _NAMES = {
     "addcmul": ("tensor1", "tensor2"),
     "addcmul_": ("tensor1", "tensor2"),
+    "addcdiv": ("tensor1", "tensor2"),
+    "addcdiv_": ("tensor1", "tensor2"),
     "lerp": ("end", "weight"),
     "lerp_": ("end", "weight"),
     "addmm": ("mat1", "mat2"),

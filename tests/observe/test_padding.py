@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from handwritten import VOCABULARY, WIDTH, Block, Model
+from handwritten import VOCABULARY, WIDTH, Block, Model, SelfAttention, SoftmaxAttention
 from torch import nn
 
 import propcheck
@@ -56,6 +56,25 @@ def test_the_rows_are_those_of_the_real_tokens_alone(layout, memory):
     for column in one.select_dtypes("floating").columns:
         assert one[column].tolist() == pytest.approx(other[column].tolist(), rel=1e-5, nan_ok=True), column
     assert (one["grad_sum_norm"] > 0).all()
+
+
+@pytest.mark.parametrize("attention", [SelfAttention, SoftmaxAttention])
+def test_padded_queries_count_in_no_attention(attention):
+    """Padding on the right of a causal model: real queries see real keys alone, as without it."""
+    ids = torch.randint(1, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2)
+
+    def scanned(batch):
+        def build():
+            return propcheck.Target(Padded(lambda: Block(attention=attention), "batch first"), batch, lambda y, _: y.sum())
+
+        return propcheck.scan(build, eval=True).sublayers
+
+    one = scanned({"input_ids": ids * mask, "attention_mask": mask})
+    other = scanned({"input_ids": ids[:, :4]})
+    for column in ("attention_logit_rms", "attention_logit_absmax", "attention_entropy"):
+        assert one[column].tolist() == pytest.approx(other[column].tolist(), rel=1e-5, nan_ok=True), column
+    assert one.attention_entropy.notna().sum() == 3
 
 
 def test_padding_is_not_predicted():

@@ -823,6 +823,8 @@ WAYS = {
     "torch.lerp(x, f, 0.3)": lambda x, f: torch.lerp(x, f, 0.3),
     "x - f": lambda x, f: x - f,
     "torch.addcmul(x, f, scale)": lambda x, f: torch.addcmul(x, f, torch.full((WIDTH,), 0.5)),
+    "torch.addcmul(x, f, scale, value=2)": lambda x, f: torch.addcmul(x, f, torch.full((WIDTH,), 0.5), value=2.0),
+    "torch.addcdiv(x, f, scale)": lambda x, f: torch.addcdiv(x, f, torch.full((WIDTH,), 2.0)),
     "torch.stack((x, f)).sum(0)": lambda x, f: torch.stack((x, f)).sum(0),
 }
 UNKNOWN = pytest.mark.xfail(reason="a residual addition by a function that is not named for it is not seen")
