@@ -145,7 +145,7 @@ def markdown() -> str:
 _JSON = """\
 `--output-format json` prints one strict JSON document: `schema_version`; `run` (path, target, model, precision, inputs, seeds,
 engine, versions); `loss` (its value and `uniform`, the logarithm of the vocabulary); `findings` (rule, name, severity, site,
-metric, value, expected, message, remedy); `growth` (of each stream, named by its first site: by which law its RMS and its
+metric, value, expected, message, remedy, source, also); `growth` (of each stream, named by its first site: by which law its RMS and its
 gradient go over the blocks, the factor a block and what it compounds to); and `sublayers`, the rows of `sublayers.parquet`. A
 number that is not finite is the string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without
 the rows, and beside it `settings` (every key of the probe), `config_hash`, `command`, `notes` and `unobserved` (a sentence for

@@ -243,6 +243,7 @@ class Finding:
     expected: float | str | None
     message: str
     remedy: str
+    source: str = ""  # of the rule
     also: tuple[str, ...] = ()  # consequences that are not findings of their own: "PC302 at 41 sites"
 
 

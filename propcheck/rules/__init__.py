@@ -169,6 +169,7 @@ def judge(
             expected=hit.expected,
             message=hit.message + one.note,
             remedy=hit.remedy or rule.remedy,
+            source=rule.source,
             also=tuple(
                 f"{id_} at {count(len(sites), 'site')}" if sites else id_
                 for id_, sites in sorted(folded.get(id(one), {}).items())
