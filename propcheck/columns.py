@@ -143,10 +143,12 @@ def markdown() -> str:
 
 
 _JSON = """\
-`--output-format json` prints one strict JSON document: `schema_version`; `run` (path, target, model, precision, inputs, seeds,
-engine, versions); `loss` (its value and `uniform`, the logarithm of the vocabulary); `findings` (rule, name, severity, site,
-metric, value, expected, message, remedy, source, also); `growth` (of each stream, named by its first site: by which law its RMS and its
-gradient go over the blocks, the factor a block and what it compounds to); and `sublayers`, the rows of `sublayers.parquet`. A
-number that is not finite is the string "NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without
-the rows, and beside it `settings` (every key of the probe), `config_hash`, `command`, `notes` and `unobserved` (a sentence for
-each place that could not be followed)."""
+`--output-format json` prints one strict JSON document: `schema_version`; `run` (path, target, model, precision, inputs,
+seeds, engine, versions); `loss` (its value, `uniform`, the logarithm of the vocabulary, the range over the seeds, and how
+far the logits are spread); `findings` (rule, name, severity, site, metric, value, expected, message, remedy, source, also);
+`growth` (of each stream, named by its first site: by which law its RMS and its gradient go over the blocks, the factor a
+block and what it compounds to); and `sublayers`, the rows of `sublayers.parquet`. A number that is not finite is the string
+"NaN", "Infinity" or "-Infinity". `run.json` in the run directory holds the same without the rows, and beside it `settings`
+(every key of the probe), `config_hash`, `command`, `notes`, `unobserved` (a sentence for each place that could not be
+followed), `doublings` (additions that count the stream twice), `angles` (sines and cosines of angles in half precision) and
+`origins` (the operation that made the first NaN or infinity)."""
