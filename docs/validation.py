@@ -27,7 +27,7 @@ the post-norm gradient flat within 25 %, the pre-norm one falling within 35 % of
     "kedia": """\
 ## Closed forms for one operation
 
-`propcheck.closed_forms` against random draws. The forms are exact in the limit of wide layers, so that what is left is the
+`closed_forms.py`, there, against random draws. The forms are exact in the limit of wide layers, so that what is left is the
 error of sampling, here as in the paper. Its code says from which ranges it drew; those are used here, with fewer tokens and
 more runs. What its table calls FFN is its `linear.py`, a linear layer. Test: within the published errors.""",
     "gains": """\

@@ -11,12 +11,11 @@ import itertools
 from functools import cache
 from typing import TYPE_CHECKING
 
+import closed_forms
 import torch
+from closed_forms import Moments
 from published import Row
 from torch import Tensor
-
-from propcheck import closed_forms
-from propcheck.closed_forms import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

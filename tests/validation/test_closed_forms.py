@@ -2,12 +2,11 @@
 
 import math
 
+import closed_forms
 import pytest
 import torch
 import torch.nn.functional as F
-
-from propcheck import closed_forms
-from propcheck.closed_forms import Moments
+from closed_forms import Moments
 
 STDS = [0.1, 0.3, 1.0, 2.0, 3.2, 10.0]
 
