@@ -165,13 +165,19 @@ def scan(
 
 
 def check_rules(probe: Probe, named: Sequence[str]) -> None:
-    """Refuse rules that there are not, and thresholds of rules that have none, before the scan and not after it."""
+    """Refuse rules that there are not, and thresholds that cannot be judged by, before the scan and not after it."""
     from propcheck import rules
 
     for name in (*probe.rules, *named):
         rule = rules.find(name)
-        if name in probe.rules and probe.rules[name].threshold is not None and not rule.threshold:
+        threshold = probe.rules[name].threshold if name in probe.rules else None
+        if threshold is None:
+            continue
+        if not rule.threshold:
             raise PropcheckError(f"rules.{name}.threshold: {rule.id} always judges at 0; drop the key")
+        if not threshold > rule.least:
+            unit = rule.unit.partition(";")[0]
+            raise PropcheckError(f"rules.{name}.threshold = {threshold:g} must be above {rule.least:g} ({unit})")
 
 
 def _overrides(args: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Override]:

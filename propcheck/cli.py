@@ -135,7 +135,7 @@ def scan(
     import propcheck.rules
     from propcheck.api import check_rules
 
-    selected, ignored = _rule_ids(select), _rule_ids(ignore)
+    selected, ignored = _rule_ids("--select", select), _rule_ids("--ignore", ignore)
     check_rules(probe, (*selected, *ignored))
 
     import propcheck.scanning
@@ -272,9 +272,12 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _rule_ids(options: Sequence[str] | None) -> tuple[str, ...]:
+def _rule_ids(option: str, values: Sequence[str] | None) -> tuple[str, ...]:
     """Split ``--select PC201,PC202 --select PC301``; empty where the option was not given."""
-    return tuple(one.strip() for option in options or () for one in option.split(","))
+    for value in values or ():
+        if not value.replace(",", "").strip():  # no rule is not all rules
+            raise PropcheckError(f"{option} {value!r}: names no rule; it takes ids or names, as in PC201,PC202")
+    return tuple(part for value in values or () for one in value.split(",") if (part := one.strip()))
 
 
 def _check_writable(directory: Path) -> None:

@@ -29,10 +29,14 @@ _FLAT = math.log(1.1)
 # square, is at most 0.7 of what the other leaves. Both numbers, and the one above, are this tool's own.
 _LEFT = 0.1
 _BETTER = 0.7
-# An embedding as large as the updates of so many times all blocks bends the power law to (depth + offset)^p. Steeper than this
-# additions make none: aligned updates give 1, gated branches -1 backward; without that bound any exponential would fit.
-_OFFSETS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# An embedding as large as the updates of many blocks bends the power law to (depth + offset)^p; one that weighs less than a
+# block does not, and one of more than so many times all blocks leaves a stream that is flat. Steeper than this additions make
+# none: aligned updates give 1, gated branches -1 backward; without that bound any exponential would fit.
+_LEAST_OFFSET = 1.0
+_LARGEST_OFFSET = 4.0
 _STEEPEST = 1.5
+# Offset and exponent make up for one another. Where those that fit alike differ by more than this, neither is known.
+_KNOWN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,9 @@ class Growth:
         power (of the depth), exponential, either (they fit alike), flat, neither; ``None`` where blocks are too few.
     exponent
         p of (depth + offset)^p, the depth counted from the input: of a gradient that grows toward the input it is negative.
+        Where several p fit alike, each with an offset of its own, that of depth^p, which is what they make on average.
     offset
-        Blocks whose updates the embedding outweighs; 0 unless that fits better.
+        Blocks whose updates the embedding outweighs; 0 unless that fits better, ``None`` where it fits better and several do.
     rate
         The fitted factor a block of the exponential, in the direction of travel.
     fitted
@@ -90,11 +95,11 @@ class Growth:
             return ""
         over = f"over {places(noun, self.fitted)}"
         depth = f"(depth + {self.offset:.0f})" if self.offset else "depth"
-        power, exponential = f"{depth}^{self.exponent:.2f}", f"{factor(self.rate)}^{noun}"
+        power = f"{depth}^{self.exponent:.2f}{' on average' if self.offset is None else ''}"
         return {
             "power": f"as {power}, a power law, {over}",
-            "exponential": f"as {exponential}, an exponential, {over}",
-            "either": f"as {power} or {exponential}, which fit alike, {over}",
+            "exponential": f"as {factor(self.rate)}^{noun}, an exponential, {over}",
+            "either": f"as a power law or an exponential, too short to tell, {over}",
             "flat": f"flat {over}",
             "neither": f"by no one law {over}",
         }[self.law]
@@ -149,16 +154,30 @@ def _growth(curve: Profile, values: Sequence[tuple[int, int, float | None]]) -> 
     )
 
 
-def _power(depths: Sequence[float], logs: Sequence[float], units: int) -> tuple[float, float, float]:
+def _power(depths: Sequence[float], logs: Sequence[float], units: int) -> tuple[float | None, float, float]:
     """Fit ln v = p ln(depth + offset) + c: the offset, p, and the root mean square of what the fit leaves."""
 
     def fit(offset: float) -> tuple[float, float, float]:
         return offset, *_line([math.log(depth + offset) for depth in depths], logs)
 
     plain = fit(0.0)
-    shifted = [one for one in (fit(share * units) for share in _OFFSETS) if abs(one[1]) <= _STEEPEST]
-    best = min(shifted, key=lambda one: one[2], default=plain)
-    return best if best[2] < _BETTER * plain[2] else plain
+    # Every tenth of a doubling, for what fits alike; then between the neighbours of the best, as its exponent is told to 0.01.
+    doublings = max(0.0, math.log2(_LARGEST_OFFSET * units / _LEAST_OFFSET))
+    tried = [fit(_LEAST_OFFSET * 2 ** (tenth / 10)) for tenth in range(round(10 * doublings) + 1)]
+    shifted = [one for one in tried if _is_shift(one)]
+    if not shifted:
+        return plain
+    near = min(shifted, key=lambda one: one[2])
+    around = [fit(near[0] * 2 ** (step / 1000)) for step in range(-100, 101)]
+    best = min((near, *(one for one in around if _is_shift(one))), key=lambda one: one[2])
+    if not best[2] < _BETTER * plain[2]:
+        return plain
+    alike = [one[1] for one in shifted if _BETTER * one[2] <= best[2]] or [best[1]]
+    return best if max(alike) - min(alike) <= _KNOWN else (None, plain[1], best[2])
+
+
+def _is_shift(fitted: tuple[float, float, float]) -> bool:
+    return fitted[0] >= _LEAST_OFFSET and abs(fitted[1]) <= _STEEPEST
 
 
 def _law(logs: Sequence[float], change: float, beside_power: float, beside_exponential: float) -> Law:

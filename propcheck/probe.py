@@ -172,7 +172,9 @@ class RuleSettings(Section):
     """A `[rules.PCnnn]` table: how one rule judges."""
 
     threshold: float | None = Field(
-        None, allow_inf_nan=False, description="The rule's limit, in the unit that `propcheck rules PCnnn` names."
+        None,
+        allow_inf_nan=False,
+        description="The rule's limit, in the unit that `propcheck rules PCnnn` names; above 0, or above 1 for a factor.",
     )
     severity: Severity | None = Field(None, description="What its findings are worth; default: as the rule has it.")
 

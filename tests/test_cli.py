@@ -221,6 +221,40 @@ def test_a_threshold_for_a_rule_that_has_none_is_refused(capsys):
     assert capsys.readouterr().err == "propcheck: rules.PC209.threshold: PC209 always judges at 0; drop the key\n"
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("PC104.threshold=0", " = 0 must be above 1 (factor by which a scale is off its siblings"),
+        ("PC205.threshold=1", " = 1 must be above 1 (factor by which a step of the stream differs"),
+        ("PC306.threshold=0.5", " = 0.5 must be above 1 (factor by which a step of the gradient differs"),
+        ("PC202.threshold=0", " = 0 must be above 1 (factor by which the average block's decay compounds over the depth)"),
+        ("PC204.threshold=0", " = 0 must be above 0 (update_rms / stream_rms)"),
+        ("PC207.threshold=-1", " = -1 must be above 0 (fraction of the update's non-zero elements"),
+        ("PC502.threshold=5", ": PC502 always judges at 0; drop the key"),
+    ],
+)
+def test_a_threshold_that_cannot_be_judged_by_is_refused_before_the_scan(scanner, capsys, key, said):
+    assert run(["scan", "tiny", "--set", f"rules.{key}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"propcheck: rules.{key.partition('=')[0]}{said}")
+    assert error.count("\n") == 1
+    assert scanner.probe is None
+
+
+@pytest.mark.parametrize("value", ["", ",,", " , "])
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_an_option_that_names_no_rule_is_refused(scanner, capsys, option, value):
+    assert run(["scan", "tiny", option, value]) == 2
+    assert capsys.readouterr().err.startswith(f"propcheck: {option} {value!r}: names no rule")
+    assert scanner.probe is None
+
+
+@pytest.mark.usefixtures("capsys")
+def test_empty_parts_of_a_list_of_rules_are_dropped(scanner):
+    assert run(["scan", "tiny", "--no-plots", "--select", "PC201,,PC202,"]) == 0
+    assert scanner.judged["select"] == ("PC201", "PC202")
+
+
 @pytest.mark.usefixtures("capsys")
 def test_rules_are_selected_and_set(scanner):
     options = ["--select", "PC201,PC202", "--select", "PC301", "--ignore", "PC202", "--set", "rules.PC201.threshold=3"]

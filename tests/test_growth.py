@@ -60,8 +60,26 @@ def test_additions_to_a_large_embedding_are_no_exponential():
     # S = 25 + 1.09 depth: the embedding outweighs the updates of 23 blocks; an exponential is nearer than depth^p.
     stream, gradient = both(additive(64, embedding=5.0))
     assert (stream.law, gradient.law) == ("power", "power")
-    assert stream.offset == 32
-    assert stream.exponent == pytest.approx(0.5, abs=0.1)
+    assert stream.offset == pytest.approx(25 / 1.09, rel=0.01)
+    assert stream.exponent == pytest.approx(0.5, abs=0.001)
+
+
+@pytest.mark.parametrize("blocks", [12, 64])
+@pytest.mark.parametrize("offset", [2, 4, 20])
+def test_an_offset_is_told_as_it_is(blocks, offset):
+    stream, gradient = both(shaped(blocks, lambda depth: (depth + offset) ** 0.5, lambda depth: 1 / (depth + offset)))
+    assert stream.described("block").startswith(f"as (depth + {offset})^0.50, a power law, over")
+    assert gradient.described("block").startswith(f"as (depth + {offset})^-1.00, a power law, over")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_offset_that_noise_hides_is_not_told(seed):
+    # d ln v / d ln depth of (depth + 20)^0.5 is 0.5 depth / (depth + 20): 0.23 at block 17, 0.38 at block 64.
+    draw = random.Random(seed)
+    stream, _ = both(shaped(64, lambda depth: (depth + 20) ** 0.5 * draw.lognormvariate(0, 0.003)))
+    assert (stream.law, stream.offset) == ("power", None)
+    assert 0.23 < stream.exponent < 0.38
+    assert stream.described("block") == f"as depth^{stream.exponent:.2f} on average, a power law, over blocks 16 to 63"
 
 
 def test_a_stream_that_hardly_changes_is_flat():
@@ -87,6 +105,7 @@ def test_what_noise_hides_is_told_as_either():
     # Over blocks 2 to 7, 1.05^depth and the nearest power law differ by less than one percent up and down.
     stream, _ = both(shaped(8, lambda depth: 1.05**depth * (1.01 if depth % 2 else 0.99)))
     assert stream.law == "either"
+    assert stream.described("block") == "as a power law or an exponential, too short to tell, over blocks 2 to 7"
     assert stream.rate == pytest.approx(1.05, abs=0.01)
 
 

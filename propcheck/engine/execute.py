@@ -15,7 +15,7 @@ from propcheck.engine.once import Manner, run_once
 from propcheck.engine.shadow import has_narrow, is_narrow
 from propcheck.engine.uncut import CannotCutError
 from propcheck.errors import PropcheckError
-from propcheck.observe.shadow import Draws, Spool, compare
+from propcheck.observe.shadow import Casts, Draws, Spool, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,8 @@ def _with_shadow(
 ) -> Pass:
     """Run a pass, and the same in fp32, and compare them."""
     with Spool() as kept, Spool() as beside:
-        draws = Draws(device)
-        one = attempt(_stage(progress, None, 0.0, 0.5), Manner(spool=kept, draws=draws))
+        draws, casts = Draws(device), Casts()
+        one = attempt(_stage(progress, None, 0.0, 0.5), Manner(spool=kept, noted=draws))
         if not has_narrow(one.entries) and task.autocast is None:
             note = (
                 "No shadow was run: every parameter has fp32 or more and nothing runs under autocast, so it would be this very "
@@ -96,7 +96,7 @@ def _with_shadow(
             return dataclasses.replace(one, notes=(*one.notes, note))
         gc.collect()
         try:
-            other = attempt(_stage(progress, "fp32", 0.5, 0.5), Manner(wide=True, spool=beside))
+            other = attempt(_stage(progress, "fp32", 0.5, 0.5), Manner(wide=True, spool=beside, noted=casts))
         except PropcheckError:
             raise
         except Exception as error:  # in training precision it ran
@@ -106,10 +106,10 @@ def _with_shadow(
                 "by name; scan without a shadow"
             ) from error
         deviations = compare(kept, one.sites, task.loss_scale, beside, other.sites)
-    return dataclasses.replace(one, shadow=deviations, notes=(*one.notes, *_shadow_notes(one, other, draws)))
+    return dataclasses.replace(one, shadow=deviations, notes=(*one.notes, *_shadow_notes(one, other, draws, casts)))
 
 
-def _shadow_notes(one: Pass, other: Pass, draws: Draws) -> tuple[str, ...]:
+def _shadow_notes(one: Pass, other: Pass, draws: Draws, casts: Casts) -> tuple[str, ...]:
     """Say where a shadow shows something else than rounding, or less than all of it."""
     notes = [f"Of the fp32 pass: {note}" for note in other.notes if note not in one.notes]
     if draws.found:
@@ -122,6 +122,11 @@ def _shadow_notes(one: Pass, other: Pass, draws: Draws) -> tuple[str, ...]:
         notes.append(
             f"At {narrow} of {len(other.sites)} sites the shadow adds in half precision too, since the model's own code casts "
             "to it: of that rounding it shows nothing."
+        )
+    elif casts.found:
+        notes.append(
+            f"Between its additions the shadow computes in half precision too, since the model's own code casts to it "
+            f"({', '.join(sorted(casts.found))}): of that rounding it shows nothing."
         )
     return tuple(notes)
 

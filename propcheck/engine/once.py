@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from propcheck.engine.built import Built
     from propcheck.engine.units import Unit
     from propcheck.observe.additions import Site
-    from propcheck.observe.shadow import Deviation, Draws, Spool
+    from propcheck.observe.shadow import Casts, Deviation, Draws, Spool
     from propcheck.records import Angle, Doubling, NormRecord, Origin
     from propcheck.targets.target import Task
 
@@ -85,14 +85,14 @@ class Manner:
         Weights and inputs are widened to fp32, and there is no autocast.
     spool
         Where what the additions add is kept.
-    draws
-        Notes random numbers that are drawn in half precision.
+    noted
+        Notes something of the functions that the forward pass calls.
     """
 
     watched: bool = False
     wide: bool = False
     spool: Spool | None = None
-    draws: Draws | None = None
+    noted: Draws | Casts | None = None
 
     @property
     def own(self) -> bool:
@@ -168,7 +168,7 @@ def run_once(
             unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
         stack.enter_context(determined("outside", seed))
         follower.begin(batch)
-        with manner.draws or nullcontext(), follower, conductor.guard, built.realiser, _autocast(task, device):
+        with manner.noted or nullcontext(), follower, conductor.guard, built.realiser, _autocast(task, device):
             output = call(model, batch)
             loss = loss_of(built.target, output, batch)
         follower.end(loss.value)

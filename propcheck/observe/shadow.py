@@ -145,6 +145,24 @@ _DRAWS = {
 _MASKS = {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "bernoulli_"}
 
 
+class Casts(TorchFunctionMode):
+    """Notes which functions make half precision out of other numbers: in an fp32 pass, what the model's own code casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(_is_half(one) for one in tensors_in((result,))) and not any(
+            _is_half(one) for one in tensors_in((*args, kwargs))
+        ):
+            self.found.add(getattr(func, "__name__", "a function"))
+        return result
+
+
 def _is_half(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.element_size() < 4
 

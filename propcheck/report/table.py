@@ -176,9 +176,18 @@ def _print_columns(columns: list[_Column], console: Console) -> None:
     for row in zip(*(column.cells for column in kept), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table, highlight=False)
-    left_out = [" ".join(column.heading.split("\n")) for column in columns if column not in kept]
+    left_out = [name for column, name in zip(columns, _names(columns), strict=True) if column not in kept]
     if left_out:
         console.print(Text(f"Left out for want of width: {', '.join(left_out)}."), highlight=False)
+
+
+def _names(columns: Sequence[_Column]) -> list[str]:
+    """Write each heading on one line; one that repeats gets the word of the column that it belongs to, the one before."""
+    headings = [column.heading for column in columns]
+    return [
+        " ".join([*headings[i - 1].split()[: headings.count(heading) > 1], *heading.split("\n")])
+        for i, heading in enumerate(headings)
+    ]
 
 
 def _width(columns: Sequence[_Column], gap: int) -> int:
@@ -254,7 +263,7 @@ def _growth_line(name: str, side: str, curve: depth.Profile, growth: Growth | No
     if growth is None:
         return f"{name}: not enough {curve.noun}s observed for a factor a {curve.noun}."
     law = f"; {growth.described(curve.noun)}" if growth.law is not None else ""
-    beside = f" ({usual})" if usual and growth.law == "power" else ""
+    beside = f" ({usual})" if usual and growth.law == "power" and growth.offset is not None else ""
     return (
         f"{name} {number(growth.start)} {side} {curve.noun} {growth.first}, {number(growth.end)} {side} {curve.noun} "
         f"{growth.last}: x{factor(growth.factor)} a {curve.noun}{direction}, x{number(growth.total)} over "

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from propcheck.depth import NORM_ON_STREAM, Profile, compounding, gradient_steps, safe_exp
 from propcheck.growth import gradient_growth
 from propcheck.records import Place, Run, SiteRecord
-from propcheck.rules.forward import first_nonfinite, kept_blocks, law
+from propcheck.rules.family import subject, verb
+from propcheck.rules.forward import first_nonfinite, is_nonfinite, kept_blocks, law
+from propcheck.rules.held import holds, multiplies
 from propcheck.rules.origins import first_origin, made_by
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
 from propcheck.theory import expected_gradient_step
@@ -17,6 +19,8 @@ from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from propcheck.records import ParameterRecord
 
 # In the order in which the backward pass makes them.
 _BACKWARD = ("grad_sum_norm", "grad_update_norm", "param_grad_norm", "grad_stream_norm")
@@ -101,34 +105,79 @@ def _cut_off(curve: Profile, run: Run) -> Hit | None:
             message=f"No gradient passes {in_words(last)} toward the input{more}: it is exactly zero there, and not after it.",
             severity="error",
         )
-    head = next(
-        (p for p in run.parameters if p.absmax == 0 and p.grad_state == "norm" and p.block is None and len(p.shape) > 1), None
-    )
+    head, readers = _zero_head(run), _zero_readers(run, zero)
+    if head is None and not readers:
+        # A loss that is not finite is PC305's or PC209's, and may well have zero gradients, as the mean over no targets has.
+        spoilt = run.loss.value is not None and not math.isfinite(run.loss.value)
+        return None if spoilt else _nothing_enters(zero)
     if head is not None:
-        return Hit(
-            sites=sites,
-            place=Place(parameter=head.name),
-            metric="grad_stream_norm",
-            value=0.0,
-            expected="above 0 after the first step",
-            message=f"No gradient reaches any of the {count(len(zero), 'site')}, because {head.name} is zero at the start "
-            "and passes none; it has a gradient of its own, so the first step ends this. The backward pass of this scan "
-            "says nothing else.",
-            severity="note",
-            remedy="Nothing, if the zero is meant; to see the gradients of the blocks, scan once with another init of it.",
-        )
+        why = f", because {head.name} is zero at the start and passes none; it has a gradient of its own, so the first step"
+        silent = "nothing else"
+    else:
+        have, own, it = ("has a gradient", "its", "it") if len(readers) == 1 else ("have gradients", "their", "one of them")
+        start = f"{subject(readers)} {verb(readers, 'is', 'are')} zero at the start and {have} of {own} own"
+        why, silent = f". {start}: if {it} is what reads this stream, the first step", "nothing else of it"
     return Hit(
         sites=sites,
+        place=place_of(last) if head is None else Place(parameter=head.name),
+        metric="grad_stream_norm",
+        value=0.0,
+        expected="above 0 after the first step",
+        message=f"No gradient reaches any of the {_from_to(zero)}{why} ends this. The backward pass of this scan says "
+        f"{silent}.",
+        severity="note",
+        remedy="Nothing, if the zero is meant; to see the gradients of the blocks, scan once with another init of it.",
+    )
+
+
+def _zero_head(run: Run) -> ParameterRecord | None:
+    """Find the factor behind all streams that is zero and trained, where no stream of the run gets a gradient."""
+    if any(record.grad_stream_norm for record in run.sites):
+        return None
+    outside = (p for p in run.parameters if p.block is None and p.site is None and p.role is not None)
+    return next((p for p in outside if holds(p) and multiplies(p)), None)
+
+
+def _zero_readers(run: Run, stream: Sequence[SiteRecord]) -> list[ParameterRecord]:
+    """List the factors that are zero and trained, and may be what the rest of the model reads a stream through.
+
+    They lie outside the blocks, or in branches of another stream behind the last site of this one; where several branches share
+    one, a later branch may be it.
+    """
+    own, last = {record.site for record in stream}, stream[-1].site
+    found = []
+    for p in run.parameters:
+        if not (holds(p) and multiplies(p)):
+            continue
+        if p.site is None:
+            behind = p.block is None
+        else:
+            behind = (p.site not in own and p.site > last) or (p.branches is not None and p.branches > 1)
+        if behind:
+            found.append(p)
+    return found
+
+
+def _nothing_enters(zero: Sequence[SiteRecord]) -> Hit:
+    last = zero[-1]
+    return Hit(
+        sites=tuple(record.site for record in zero),
         place=place_of(last),
         metric="grad_stream_norm",
         value=0.0,
         expected="above 0",
-        message=f"No gradient of the loss enters the stack: it is exactly zero at the last observed site, {in_words(last)}, "
-        "and at all before it.",
+        message="No gradient of the loss enters the stack: it is exactly zero at the last observed site, "
+        f"{in_words(last)}, and at all before it.",
         severity="error",
         remedy="Look behind the last block: a detached output, a head or norm that is zero and frozen, a loss that does not "
         "depend on the logits, or an underflow (scale the loss in fp16).",
     )
+
+
+def _from_to(sites: Sequence[SiteRecord]) -> str:
+    """Write ``8 sites from site 0 (mlp of block 0) to site 7 (mlp of block 7)``: which stream it is."""
+    ends = "" if len(sites) == 1 else f" from {in_words(sites[0])} to {in_words(sites[-1])}"
+    return f"{count(len(sites), 'site')}{ends}"
 
 
 def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
@@ -136,9 +185,7 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
         return []  # PC209 names the cause and counts these
     bad = [record for record in curve.sites if _bad_gradient(record)]
     if not bad:
-        parameters = [p for p in run.parameters if p.grad_state == "nonfinite"]
-        made = made_by(first_origin(run, curve.sites, "backward"))
-        return [_nonfinite_parameter(parameters[0].name, len(parameters), made)] if parameters else []
+        return _beside_the_stream(curve, run)
     first = bad[-1]  # the backward pass comes from the end
     metric = _bad_gradient(first) or ""
     value = getattr(first, metric)
@@ -178,16 +225,45 @@ def _bad_gradient(record: SiteRecord) -> str | None:
     return next((name for name, value in values if value is not None and not math.isfinite(value)), None)
 
 
-def _nonfinite_parameter(name: str, amount: int, made: str) -> Hit:
-    more = f", and {count(amount - 1, 'more parameter')}" if amount > 1 else ""
-    return Hit(
-        sites=(),
-        place=Place(parameter=name),
-        metric="grad_state",
-        value="nonfinite",
-        expected="finite",
-        message=f"The gradient of {name}{more} is NaN or infinite, although that of the stream is finite at every site.{made}",
-    )
+def _beside_the_stream(curve: Profile, run: Run) -> list[Hit]:
+    """Find a loss, or else gradients of parameters, that are not finite where all streams are; told with the first stream."""
+    if curve.sites[0].site != min(record.site for record in run.sites):
+        return []
+    # Of the loss there is one number for all seeds, and parameters are of one: any seed's stream may be what spoilt them.
+    if any(is_nonfinite(record) or _bad_gradient(record) is not None for record in run.sites):
+        return []
+    loss = run.loss.value
+    if loss is not None and not math.isfinite(loss):
+        made = made_by(first_origin(run, curve.sites, "forward"))
+        return [
+            Hit(
+                sites=(),
+                place=Place(),
+                metric="loss",
+                value=loss,
+                expected="finite",
+                message=f"The loss is {number(loss)}, although every sum of the stream, and every gradient that was seen of "
+                f"it, is finite.{made}",
+                remedy="Look at what the loss divides by (the mean over targets that are all ignored, or masked, is 0 / 0), "
+                "and at a logarithm of 0.",
+            )
+        ]
+    parameters = [p.name for p in run.parameters if p.grad_state == "nonfinite"]
+    if not parameters:
+        return []
+    more = f" and {count(len(parameters) - 1, 'more parameter')}" if len(parameters) > 1 else ""
+    subject, verb, others = ("gradients", "are", "those") if more else ("gradient", "is", "that")
+    return [
+        Hit(
+            sites=(),
+            place=Place(parameter=parameters[0]),
+            metric="grad_state",
+            value="nonfinite",
+            expected="finite",
+            message=f"The {subject} of {parameters[0]}{more} {verb} NaN or infinite, although {others} of the stream "
+            f"{verb} finite at every site.{made_by(first_origin(run, curve.sites, 'backward'))}",
+        )
+    ]
 
 
 EXPLODING = Rule(
@@ -195,6 +271,7 @@ EXPLODING = Rule(
     name="exploding-gradient",
     severity="error",
     threshold=10.0,
+    least=1.0,
     unit="factor over the whole depth beyond what the forward pass explains; an error where the growth itself is above its "
     "square",
     sees="A gradient that every block multiplies on its way back.",
@@ -223,6 +300,7 @@ VANISHING = Rule(
     name="vanishing-gradient",
     severity="error",
     threshold=10.0,
+    least=1.0,
     unit="factor by which the gradient's decay compounds over the depth; an error above its square, a warning up to there",
     sees="A gradient that every block shrinks on its way back, or that is exactly zero from some place on toward the input.",
     why="The first blocks do not learn: their gradients fall below what the optimiser's epsilon and the dtype can tell from "
@@ -230,7 +308,8 @@ VANISHING = Rule(
     formula="r = geometric mean of grad_stream_norm(block) / grad_stream_norm(block after), over the blocks after the first "
     "quarter, without the smallest tenth. Broken when r^blocks < 1 / threshold, or when the gradient is exactly zero at "
     "every site up to one place. A head that is zero at the start and has a gradient of its own gives a note, since the "
-    "first step ends it.",
+    "first step ends it; so do zero gates and matrices with a gradient of their own through which another stream may read this "
+    "one (a gated cross-attention).",
     basis="Pre-norm cannot shrink a gradient (the factor is 1 + b/S); post-norm was measured at 0.61 over 48 layers. 10 is "
     "outside both, and 0.9^64 = 0.0012 is far outside. No published cut-off was found: the number is this tool's own.",
     source="Xiong 2020, arXiv 2002.04745, Theorem 1; Hanin and Rolnick 2018, arXiv 1803.01719.",
@@ -245,10 +324,11 @@ NONFINITE_GRADIENT = Rule(
     severity="error",
     threshold=0.0,
     unit="NaN or infinite gradients; this rule always judges at 0",
-    sees="NaN or infinity in the gradients while the forward pass is finite.",
+    sees="NaN or infinity in the gradients, or in the loss, while the forward pass is finite.",
     why="The first optimiser step writes it into the weights.",
     formula="Any of grad_sum_norm, grad_update_norm, param_grad_norm, grad_stream_norm is NaN or infinite, or a parameter's "
-    "grad_state is nonfinite. The last site in forward order, which the backward pass meets first, is reported. Where the "
+    "grad_state is nonfinite, or the loss is; the last two only where the stream is finite in every seed. The last site in "
+    "forward order, which the backward pass meets first, is reported. Where the "
     "forward pass is not finite either, PC209 reports both. The pass is run a second time with every step of the backward pass "
     "watched, and the one is named that first made a gradient that is not finite out of finite ones.",
     basis="Arithmetic: no number of them is acceptable.",

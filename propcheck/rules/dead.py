@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from propcheck.records import Place
 from propcheck.rules.experts import idle_parameters
 from propcheck.rules.family import path, pattern, subject, verb
+from propcheck.rules.held import holding, is_zero
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
 from propcheck.wording import count, number, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from propcheck.depth import Profile
     from propcheck.records import ParameterRecord, Run, SiteRecord
@@ -34,7 +35,9 @@ class _Found:
 
 def untrained(run: Run) -> frozenset[str]:
     """Give the names of the parameters without a path that this rule reports, so that no other one does."""
-    dead = [p for branch in _branches(run).values() if branch and _is_dead(branch) for p in branch if p.grad_state == "none"]
+    reached = _reached(run)
+    branches = [branch for site, branch in _branches(run).items() if branch and _is_dead(run, reached[site], branch)]
+    dead = [p for branch in branches for p in branch if p.grad_state == "none"]
     return frozenset(p.name for p in (*dead, *(p for group in _never_added(run) for p in group)))
 
 
@@ -43,8 +46,8 @@ def _dead(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
     found: dict[int, _Found] = {}  # by index into the sites
     for index, record in enumerate(curve.sites):
         branch = branches.get(record.site, [])
-        pairs = _zero_pairs(branch)
-        if branch and _is_dead(branch):
+        pairs = _zero_pairs(run, record, branch)
+        if branch and _is_dead(run, record, branch):
             why: _Why = "none" if any(p.grad_state == "none" for p in branch) else "pair" if pairs else "zero"
             found[index] = _Found(why, branch)
         elif pairs:
@@ -86,36 +89,37 @@ def _branches(run: Run) -> dict[int, list[ParameterRecord]]:
     return {site: branch for site, branch in found.items() if all(p.grad_state is not None for p in branch)}
 
 
-def _is_dead(parameters: Iterable[ParameterRecord]) -> bool:
-    return all(p.grad_state in ("zero", "none") for p in parameters)
+def _is_dead(run: Run, site: SiteRecord, branch: Sequence[ParameterRecord]) -> bool:
+    """Whether no parameter of a branch has a gradient, for good: a zero that it shares with others may hold one back."""
+    states = {p.grad_state for p in branch}
+    return states <= {"zero", "none"} and ("zero" not in states or not holding(run, site))
 
 
-def _is_zero(record: ParameterRecord) -> bool:
-    return record.numel > 0 and record.zeros == record.numel
-
-
-def _zero_pairs(branch: Sequence[ParameterRecord]) -> list[ParameterRecord]:
+def _zero_pairs(run: Run, site: SiteRecord, branch: Sequence[ParameterRecord]) -> list[ParameterRecord]:
     """List matrices that are zero, get a gradient of exactly zero, and follow one another: each keeps the other one so.
 
     A zero that has a gradient (the second matrix of an adapter, an output projection, a scale) may be what keeps the gradient
     from others until the first step: where there is one, nothing is said.
     """
-    if any(_is_zero(p) and p.grad_state == "norm" for p in branch):
-        return []
-    dead = {p.name: p for p in branch if _is_zero(p) and p.grad_state == "zero" and p.role == "linear" and len(p.shape) == 2}
+    dead = {p.name: p for p in branch if is_zero(p) and p.grad_state == "zero" and p.role == "linear" and len(p.shape) == 2}
     paired: set[str] = set()
-    for name, one in dead.items():
-        partners = [p for p in branch if p is not one and len(p.shape) == 2 and _compose(one, p)]
-        nearest = max((_beside(one, p) for p in partners), default=0)
-        partners = [p for p in partners if _beside(one, p) == nearest]
-        if partners and all(p.name in dead for p in partners):
-            paired |= {name, *(p.name for p in partners)}
+    for one in dead.values():
+        for axis in (0, 1):
+            others = _next_to(one, axis, branch)
+            back = [_next_to(other, 1 - axis, branch) for other in others]
+            rows = {p.name for p in itertools.chain([one], others, *back)}
+            if others and all(one in row for row in back) and rows <= dead.keys():
+                paired |= rows
+    if paired and holding(run, site, paired):
+        return []
     return [p for name, p in dead.items() if name in paired]
 
 
-def _compose(one: ParameterRecord, other: ParameterRecord) -> bool:
-    """Whether one matrix can read what the other one gives, in either layout."""
-    return one.shape[0] == other.shape[1] or one.shape[1] == other.shape[0]
+def _next_to(one: ParameterRecord, axis: int, branch: Sequence[ParameterRecord]) -> list[ParameterRecord]:
+    """List the matrices that read what one gives, or give what it reads (which axis is which, a layout says): the nearest."""
+    fitting = [p for p in branch if p is not one and len(p.shape) == 2 and p.shape[1 - axis] == one.shape[axis]]
+    nearest = max((_beside(one, p) for p in fitting), default=0)
+    return [p for p in fitting if _beside(one, p) == nearest]
 
 
 def _beside(one: ParameterRecord, other: ParameterRecord) -> int:
@@ -239,10 +243,11 @@ DEAD_GRADIENT = Rule(
     "itself. Or: two linear matrices of one branch in a row (the outputs of one are as many as the inputs of the other, "
     "nearest by name) that are entirely zero with a gradient of exactly zero, while no zero of that branch has a gradient: one "
     "that has may be what holds it back, until the first step. Silent therefore are an adapter with one zero matrix, an output "
-    "projection, a scale or a gate that starts at zero and is trained. Not judged: experts without a token, branches that "
-    "stochastic depth has masked, parameters that were not observed. A parameter that several branches share counts in the "
-    "first. Where the update is zero too PC203 leads; a gradient that ends before the site is PC302, a model without any is "
-    "PC304.",
+    "projection, a scale or a gate that starts at zero and is trained, one that several branches share included (ReZero, "
+    "adaLN-zero, a gate outside the blocks). The bias of a norm or matrix that is not zero, or that is itself one of the two, "
+    "holds nothing back. Not judged: experts without a token, branches that stochastic depth has masked, parameters that were "
+    "not observed. A parameter that several branches share counts in the first. Where the update is zero too PC203 leads; a "
+    "gradient that ends before the site is PC302, a model without any is PC304.",
     basis="No threshold: an exact zero is none of rounding, and a product of two factors that are zero has a gradient of zero "
     "in both.",
     source="nvidia-cosmos/cosmos-predict2.5 pull request 15 (an init that ran after the adapters were added set their first "

@@ -55,9 +55,18 @@ def subject(records: Sequence[ParameterRecord]) -> str:
     noun = kinds.pop() if len(kinds) == 1 else "tensor"
     if len(records) == 1:
         return f"The {noun} {records[0].name}"
-    names = list(dict.fromkeys(pattern(path(record)) for record in records))
-    listed = f"{', '.join(names[:_MOST])}{f' and {len(names) - _MOST} more names' if len(names) > _MOST else ''}"
+    alike: dict[str, list[str]] = {}
+    for record in records:
+        alike.setdefault(pattern(path(record)), []).append(path(record))
+    more = f" and {count(len(alike) - _MOST, 'more name')}" if len(alike) > _MOST else ""
+    listed = f"{', '.join(_common(names) for names in list(alike.values())[:_MOST])}{more}"
     return f"The {count(len(records), noun)} {listed}{_blocks(records)}"
+
+
+def _common(names: Sequence[str]) -> str:
+    """Write ``*`` for each part in which names of one pattern differ: a single name stays as it is."""
+    parts = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
 def _blocks(records: Sequence[ParameterRecord]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from propcheck.depth import Compounding, Profile, compounding, log_ratio, median, stream_steps
 from propcheck.growth import stream_growth
+from propcheck.rules.held import holding
 from propcheck.rules.origins import first_origin, made_by, made_in
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
 from propcheck.wording import count, number, places
@@ -111,8 +112,8 @@ def _collapse(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
     ]
 
 
-def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
-    flagged = [i for i in range(len(curve.sites)) if _is_dead(curve, i, limit)]
+def _dead_branch(curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
+    flagged = [i for i in range(len(curve.sites)) if _is_dead(curve, run, i, limit)]
     hits = []
     for group in grouped(curve, flagged):
         first = group[0]
@@ -140,13 +141,14 @@ def _dead_branch(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
     return hits
 
 
-def _is_dead(curve: Profile, index: int, limit: float) -> bool:
+def _is_dead(curve: Profile, run: Run, index: int, limit: float) -> bool:
     record = curve.sites[index]
     arriving = record.grad_update_norm if record.grad_update_norm is not None else record.grad_sum_norm
     if record.update_rms is None or record.param_grad_norm is None or arriving is None or not arriving > 0:
         return False
     if record.update_rms == 0:
-        return record.param_grad_norm == 0 and not record.masked  # a mask that was drawn is another one at the next step
+        # A mask that was drawn is another one at the next step, and a zero that is trained no zero any more.
+        return record.param_grad_norm == 0 and not record.masked and not holding(run, record)
     before, after = siblings(curve, index)
     alike = [curve.sites[i] for i in (*before, *after)]
     update = median([other.update_rms for other in alike])
@@ -156,7 +158,8 @@ def _is_dead(curve: Profile, index: int, limit: float) -> bool:
     return record.update_rms < limit * update and record.param_grad_norm < limit * gradient
 
 
-def _is_nonfinite(record: SiteRecord) -> bool:
+def is_nonfinite(record: SiteRecord) -> bool:
+    """Whether a site's sum, or what is known of it, holds a NaN or an infinity."""
     if record.nonfinite is not None:
         return record.nonfinite > 0
     return any(v is not None and not math.isfinite(v) for v in (record.update_rms, record.sum_rms, record.sum_absmax))
@@ -164,11 +167,11 @@ def _is_nonfinite(record: SiteRecord) -> bool:
 
 def first_nonfinite(curve: Profile) -> SiteRecord | None:
     """Find the first site whose sum holds a NaN or an infinity."""
-    return next((record for record in curve.sites if _is_nonfinite(record)), None)
+    return next((record for record in curve.sites if is_nonfinite(record)), None)
 
 
 def _nonfinite_activation(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
-    bad = [record for record in curve.sites if _is_nonfinite(record)]
+    bad = [record for record in curve.sites if is_nonfinite(record)]
     if not bad:
         return []
     first = bad[0]
@@ -204,6 +207,7 @@ EXPLOSION = Rule(
     name="explosion",
     severity="error",
     threshold=10.0,
+    least=1.0,
     unit="factor that the average block's growth compounds to over the depth; an error above its square, a warning up to there",
     sees="A stream that every block multiplies, in place of adding to it.",
     why="A factor a block is raised to the power of the depth: 1.1^64 = 446. The last sublayers then work at another scale "
@@ -229,6 +233,7 @@ COLLAPSE = Rule(
     name="collapse",
     severity="error",
     threshold=10.0,
+    least=1.0,
     unit="factor by which the average block's decay compounds over the depth; an error above its square, a warning up to there",
     sees="A stream that every block shrinks, or that is exactly zero somewhere.",
     why="0.9^64 = 0.0012: what the input put into the stream is gone before the head reads it.",
@@ -251,8 +256,10 @@ DEAD_BRANCH = Rule(
     sees="A branch that adds nothing and whose own parameters get no gradient, although the loss gradient reaches its output.",
     why="It costs time and memory, and a step of training does not bring it to life. A branch that starts at zero but has "
     "a gradient of its own (zero-initialised output projection, ReZero, LayerScale, LoRA) is healthy and is not flagged.",
-    formula="update_rms = 0 and param_grad_norm = 0 while grad_update_norm > 0: error. Or update_rms and param_grad_norm "
-    "both below threshold x the median of the sites of the same kind: warning.",
+    formula="update_rms = 0 and param_grad_norm = 0 while grad_update_norm > 0: error, unless a zero that is trained is shared "
+    "with other branches or lies outside the blocks (one gate for all of them): it may be what holds the gradient back until "
+    "the first step. Or update_rms and param_grad_norm both below threshold x the median of the sites of the same kind: "
+    "warning.",
     basis="Exact zeros need no threshold. For the rest a thousandth is far outside the spread of like branches at "
     "initialisation; the number is this tool's own.",
     source="De and Smith 2020, arXiv 2002.10444, and Bachlechner 2020, arXiv 2003.04887 (branches that start at zero train, "

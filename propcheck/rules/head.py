@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _ATTENTION_LOGIT = 1000.0
 # Above this factor on what the spread of the logits explains, the loss has another cause too.
 _UNEXPLAINED = 1.2
-# Large logits are a bias by distance, not a collapse, where the weights are still spread like this.
-_SPREAD = 0.5
+# Of the entropy of uniform weights: a bias by distance alone leaves more, logits this large without any order far less.
+_COLLAPSED = 0.1
 
 
 def _initial_loss(_curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
@@ -136,7 +136,9 @@ def _attention_logits(curve: Profile) -> list[Hit]:
     found: dict[str, list[SiteRecord]] = {}
     for record in curve.sites:
         largest, entropy = record.attention_logit_absmax, record.attention_entropy
-        if largest is not None and _ATTENTION_LOGIT < largest < math.inf and not (entropy is not None and entropy > _SPREAD):
+        if largest is None or entropy is None:
+            continue  # without the weights, logits that decide them are not told from a bias by distance
+        if _ATTENTION_LOGIT < largest < math.inf and entropy <= _COLLAPSED:
             found.setdefault(record.sublayer, []).append(record)
     hits = []
     for group in found.values():
@@ -144,8 +146,6 @@ def _attention_logits(curve: Profile) -> list[Hit]:
         more = (
             f" {count(len(group), 'site').capitalize()} of its kind are above {_ATTENTION_LOGIT:g}." if len(group) > 1 else ""
         )
-        spread = worst.attention_entropy
-        sharp = f" The entropy of its weights is {number(spread)} of that of uniform ones." if spread is not None else ""
         hits.append(
             Hit(
                 sites=tuple(record.site for record in group),
@@ -154,10 +154,10 @@ def _attention_logits(curve: Profile) -> list[Hit]:
                 value=worst.attention_logit_absmax,
                 expected=f"below {_ATTENTION_LOGIT:g}",
                 message=f"The attention at {in_words(worst)} has logits of up to {number(worst.attention_logit_absmax)} (RMS "
-                f"{number(worst.attention_logit_rms)}): each query reads a single key, and a softmax that is saturated passes "
-                f"no gradient to queries and keys.{sharp}{more}",
+                f"{number(worst.attention_logit_rms)}), and its weights fall on few keys: their entropy is "
+                f"{number(worst.attention_entropy)} of that of uniform ones, in the mean over heads and queries.{more}",
                 remedy="Scale the products by 1 / sqrt(head width), draw the query and key projections smaller, or normalise "
-                "queries and keys (QK-norm).",
+                "queries and keys (QK-norm). If a bias makes the logits this large, make it flatter.",
             )
         )
     return hits
@@ -197,19 +197,21 @@ LOGIT_SCALE = Rule(
     unit="standard deviation of the logits over the vocabulary / sqrt(2 ln V)",
     sees="Logits so large at the start that their softmax picks single entries: those of the head, and those of attention.",
     why="A softmax over V random logits is spread over many entries up to a standard deviation of sqrt(2 ln V), and falls on a "
-    "few above. The head then makes confident, wrong predictions; attention reads single keys, chosen at random, and passes "
-    "almost no gradient to queries and keys.",
+    "few above. The head then makes confident, wrong predictions; attention reads few keys, which the draw has chosen.",
     formula="logit_std > threshold x sqrt(2 ln V), logit_std being the standard deviation of a token's logits over the "
     f"vocabulary. And attention_logit_absmax > {_ATTENTION_LOGIT:g} (scaled logits, before the softmax; not changed by the "
-    f"threshold) where attention_entropy is not above {_SPREAD:g}: a bias by distance makes large logits too, and leaves the "
-    "weights spread. One finding a kind of sublayer.",
+    f"threshold) where attention_entropy is at most {_COLLAPSED:g}: a bias by distance makes large logits too, and leaves the "
+    "weights spread. Weights that were not seen are not judged. One finding a kind of sublayer.",
     basis="sqrt(2 ln V) is where the random energy model freezes, which is the softmax of independent normal logits. For "
     "attention, logits above 1000 were seen before loss spikes and above 10,000 in runs that diverged, both in training and "
-    "not at its start: so a warning at any size. That their entropy must be low is this tool's own choice.",
-    source="Derrida 1981, Phys. Rev. B 24, 2613; Giorlandino and Goldt 2025, arXiv 2505.24333 (attention at initialisation as "
-    "a random energy model: entropy collapse at large query and key weights); Wortsman 2023, arXiv 2309.14322, and Dehghani "
-    "2023, arXiv 2302.05442 (growth of attention logits; the levels are taken from secondary reports); "
-    "huggingface/transformers pull request 26441.",
+    "not at its start: so a warning at any size. That their entropy must be low is this tool's own choice: a bias of -m times "
+    "the distance alone leaves -ln(1 - e^-m) + m / (e^m - 1), however long the context, which for ALiBi's slopes, all below 1, "
+    "is above 1.04, and so above 0.1 of ln(keys) up to 33,000 keys even if all heads had the steepest. Independent normal "
+    "logits of standard deviation 250 leave 0.019 over 256 keys, 0.0034 of ln 256.",
+    source="Derrida 1981, Phys. Rev. B 24, 2613; Press 2021, arXiv 2108.12409 (ALiBi); Giorlandino and Goldt 2025, arXiv "
+    "2505.24333 (attention at initialisation as a random energy model: entropy collapse at large query and key weights); "
+    "Wortsman 2023, arXiv 2309.14322, and Dehghani 2023, arXiv 2302.05442 (growth of attention logits; the levels are taken "
+    "from secondary reports); huggingface/transformers pull request 26441.",
     remedy="Draw the head with std 1 / sqrt(width), or divide its logits.",
     check=_logit_scale,
     follows=(("PC201", "any"), ("PC209", "any"), ("PC305", "any"), ("PC106", "same")),

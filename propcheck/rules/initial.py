@@ -217,6 +217,7 @@ INIT_SCALE = Rule(
     name="init-scale",
     severity="warning",
     threshold=1.5,
+    least=1.0,
     unit="factor by which a scale is off its siblings, its declared scheme, or its range",
     sees="Three things. A weight that was drawn at another scale than the weights of the same name in the blocks around it. "
     "With a scheme declared in the probe's `[expect]` (or `[init]`, which is the reference decoder's own), weights that were "
@@ -256,6 +257,7 @@ INIT_OUTLIERS = Rule(
     name="init-outliers",
     severity="warning",
     threshold=2.0,
+    least=1.0,
     unit="factor on sqrt(2 ln n), which n normal numbers reach",
     sees="Single values of a weight drawn from a normal distribution that lie far outside it.",
     why="The draw is broken: a uniform number that rounds to the end of its range comes out of the inverse error function as "

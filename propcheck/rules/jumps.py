@@ -183,6 +183,7 @@ DISCONTINUITY = Rule(
     name="residual-discontinuity",
     severity="warning",
     threshold=1.5,
+    least=1.0,
     unit="factor by which a step of the stream differs from the same step in the blocks around it",
     sees="A jump of the stream at one addition, or between two, that its neighbours do not have; and a first block that dwarfs "
     "the embedding.",

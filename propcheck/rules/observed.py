@@ -73,8 +73,8 @@ NO_RESIDUAL_STREAM = Rule(
     id="PC502",
     name="no-residual-stream",
     severity="warning",
-    threshold=1.0,
-    unit="sites; this rule always judges at 1",
+    threshold=0.0,
+    unit="sites; this rule always judges at 0",
     sees="A model in which no residual addition was found.",
     why="Every rule about the stream is silent then, and a report without findings would look healthy although nothing was "
     "judged. A deep network without residual additions is also hard to train.",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propcheck.depth import Profile
-    from propcheck.records import Run
+    from propcheck.records import Run, SiteRecord
 
 # Above this fraction more of the update is thrown away than kept, which needs no further evidence to be called waste.
 WASTE = 0.5
@@ -30,7 +30,6 @@ def _swallowed(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
         blocks = [record.block for record in group if record.block is not None]
         where = places("block", blocks) if len(blocks) == len(group) else places("site", [record.site for record in group])
         ratio = f", where update/stream is {number(worst.update_ratio)}" if worst.update_ratio is not None else ""
-        dtype = f" of the {worst.stream_dtype} stream" if worst.stream_dtype else ""
         same = sum(record.sublayer == kind for record in curve.sites)
         spread = (
             f" {len(group)} of {count(same, f'{kind} site')} lose more than {percent(limit)} ({where})."
@@ -44,12 +43,20 @@ def _swallowed(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 metric="swallowed",
                 value=share,
                 expected=f"at most {number(limit)}",
-                message=f"Rounding{dtype} swallows {percent(share)} of the update's elements at {in_words(worst)}{ratio}: the "
-                f"addition leaves them as they were.{spread}",
+                message=f"Rounding{_dtypes(worst)} swallows {percent(share)} of the update's elements at "
+                f"{in_words(worst)}{ratio}: the addition leaves them as they were.{spread}",
                 severity="warning" if share > WASTE else None,
             )
         )
     return hits
+
+
+def _dtypes(record: SiteRecord) -> str:
+    """Name the dtype that rounds; of two operands that differ, both: a sum in place has the stream's, another the wider one."""
+    stream, update = record.stream_dtype, record.update_dtype
+    if stream is None or update is None:
+        return ""
+    return f" of the {stream} stream" if stream == update else f" in the sum of a {stream} stream and a {update} update"
 
 
 SWALLOWED_UPDATE = Rule(

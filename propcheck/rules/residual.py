@@ -282,6 +282,7 @@ BROKEN_RESIDUAL = Rule(
     name="broken-residual",
     severity="error",
     threshold=4.0,
+    least=1.0,
     unit="factor on the largest error that rounding can make of a sum; missing and doubled residuals need none",
     sees="A residual that is missing in one block, a stream that is added to itself, and a sum that is not stream + update.",
     why="The model does not compute what it says. A missing residual cuts the stream: what earlier blocks wrote goes on only "

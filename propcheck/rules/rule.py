@@ -42,6 +42,8 @@ class Rule:
     A hit of a rule that ``follows`` names, which has the given relation to this one, is the cause of it: this one is then no
     finding of its own, but folded under that one. ``any``: wherever the cause is; ``same``: all sites of this hit are among
     the cause's; ``touching``: one is; ``after``: none lies before the cause's first, ``before``: none behind its last.
+    A threshold that a user sets must be above ``least``: 1 where it is a factor, which at 1 everything is off by. A rule whose
+    own threshold is 0 has none to set.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Rule:
     pool: Literal["median", "any"] = "median"
     of: Literal["stream", "run"] = "stream"
     follows: tuple[tuple[str, Relation], ...] = ()
+    least: float = 0.0
 
     def explain(self) -> str:
         """Explain the rule in plain Markdown, without a final newline."""

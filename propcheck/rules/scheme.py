@@ -29,7 +29,7 @@ _WORDS = {
     "embedding": "the token embedding",
     "head": "the head",
     "output": "a residual projection",
-    "inner": "any other matrix",
+    "inner": "a matrix that is no residual projection",
 }
 
 
@@ -64,7 +64,7 @@ def off_scheme(run: Run, weights: Sequence[ParameterRecord], limit: float) -> li
     odd = [p for p in weights if p.name in expected and off_by_more(p, expected[p.name].std, limit)]
     kinds = dict.fromkeys(expected[p.name].kind for p in odd)
     groups = [group for kind in kinds for group in folded(p for p in odd if expected[p.name].kind == kind)]
-    return [(group, _hit(group, expected, declared)) for group in groups]
+    return [(group, _hit(group, expected, declared, limit)) for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +161,13 @@ def _distance(record: ParameterRecord, std: float) -> float:
     return abs(math.log((record.std or 0.0) / std))
 
 
-def _hit(odd: Sequence[ParameterRecord], expected: Mapping[str, _Expected], declared: _Declared) -> Hit:
+def _hit(odd: Sequence[ParameterRecord], expected: Mapping[str, _Expected], declared: _Declared, limit: float) -> Hit:
     worst = max(odd, key=lambda p: _distance(p, expected[p.name].std))
     std, meant = worst.std or 0.0, expected[worst.name]
     factor = f"the depth factor 1/sqrt(2 x {declared.blocks}) = {number(1 / math.sqrt(2 * declared.blocks))}"
     why = ""
     remedy = "Draw it as the declared scheme has it, or declare what is meant in [expect]: another scheme, std, embedding_std."
-    if all(_distance(p, expected[p.name].other) < _distance(p, expected[p.name].std) for p in odd):
+    if not any(off_by_more(p, expected[p.name].other, limit) for p in odd):
         if meant.kind == "output":
             why = f" It is the scale of the other matrices: {factor} was not applied here."
             remedy = (

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from propcheck.depth import Profile
     from propcheck.records import Run, SiteRecord
 
+# Said where the gradient grows and no branch is known to make it. The gradient of a stream is the sum over all that read it.
+_ADDED = " Another reader of the stream there (a loss or a head on an inner block, which is no fault) may add this."
+_OF_ADDED = (
+    "Nothing, if something else reads the stream there, as in deep supervision; else look for a backward pass that is wrong or "
+    "counts twice."
+)
 _OVER, _BETWEEN = "grad_stream_norm / grad_sum_norm", "grad_sum_norm before / grad_stream_norm"
 
 
@@ -57,6 +63,8 @@ def _gradient_step(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 (worst.grad_stream_norm, before.grad_sum_norm),
             ),
         }[step.metric]
+        grows = step.beyond > expected
+        added = grows and not (step.metric == _OVER and _amplifies(curve, curve.sites.index(worst), math.log(limit)))
         others = f" {count(len(group) - 1, 'site')} beside it {'is' if len(group) == 2 else 'are'} out of line too."
         hits.append(
             Hit(
@@ -68,10 +76,19 @@ def _gradient_step(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 message=f"On its way back {where} the gradient goes from {number(ends[0])} to {number(ends[1])}, "
                 f"x{number(safe_exp(step.taken))}. The forward pass explains x{number(safe_exp(step.taken - step.beyond))} of "
                 f"it and leaves x{number(safe_exp(step.beyond))}, where it leaves x{number(safe_exp(expected))} in the blocks "
-                f"around it.{others if len(group) > 1 else ''}",
+                f"around it.{_ADDED if added else ''}{others if len(group) > 1 else ''}",
+                severity="note" if added else None,
+                remedy=_OF_ADDED if added else None,
             )
         )
     return [*_detached(curve), *hits]
+
+
+def _amplifies(curve: Profile, index: int, limit: float) -> bool:
+    """Whether the gradient of a branch's own parameters stands out as that of the stream does, so that the branch makes it."""
+    gradients = {i: log_ratio(record.param_grad_norm, record.grad_sum_norm) for i, record in enumerate(curve.sites)}
+    found = stands_out(index, gradients, sides(curve, index, skip_units=1), limit)
+    return found is not None and found[0] > found[1]
 
 
 def _detached(curve: Profile) -> list[Hit]:
@@ -112,6 +129,9 @@ def _odd(curve: Profile, index: int, steps: Sequence[_Step | None], skip_units: 
     before, after = ([i for i in side if steps[i] is not None] for side in around)
     if index < sum(len(unit) for unit in curve.units[:skip_units]) or not before or (around[1] and not after):
         return None  # nothing tells a step from the beginning of a regime; the last of its kind begins none
+    own = steps[index]
+    if own is None or abs(own.beyond) <= limit:
+        return None  # it does what the forward pass explains; if its siblings do not, they are what is odd
     found = stands_out(index, {i: None if step is None else step.beyond for i, step in enumerate(steps)}, around, limit)
     return None if found is None else found[1]
 
@@ -140,6 +160,7 @@ GRADIENT_STEP = Rule(
     name="gradient-step",
     severity="warning",
     threshold=1.5,
+    least=1.0,
     unit="factor by which a step of the gradient differs from the same step in the blocks around it",
     sees="A jump of the gradient at one addition, or between two, that its neighbours do not have and the forward pass does "
     "not explain; and a stream that no gradient goes back along.",
@@ -151,7 +172,10 @@ GRADIENT_STEP = Rule(
     "and grad_sum_norm of the site before / grad_stream_norm, of which stream_rms / sum_rms of the site before is explained, "
     "since a factor on the stream (a norm, a scale) is one on the gradient. All between x1 and that counts as explained. What "
     "is left is compared with the median of the three nearest siblings on either side, as in PC205, and must differ from both "
-    "by more than the threshold, in the same direction. Not judged are the first block (the step that a small embedding makes "
+    "by more than the threshold, in the same direction, as must what is left from x1. Where the gradient grows and "
+    "param_grad_norm / grad_sum_norm of the branch does not stand out so too, it is a note: another reader of the stream (a "
+    "loss or a head on an inner block) adds its gradient, and the records do not tell that from a backward pass that counts "
+    "twice. Not judged are the first block (the step that a small embedding makes "
     "there is PC205's), a site that has no sibling between it and that block, and the step over a state-space mixer; the last "
     "of its kind is judged by those before it. Detached: grad_stream_norm is null where grad_sum_norm and that of the sum "
     "before, which is the stream, are above 0; in however many blocks, but not at the first site, where an embedding may be "

@@ -173,6 +173,20 @@ def test_additions_that_the_code_itself_makes_in_half_precision_are_said():
     assert any("At 3 of 3 sites the shadow adds in half precision too" in note for note in notes)
 
 
+class HalfUpdate(Block):
+    """Its updates are rounded to fp16, and added in the dtype of the stream."""
+
+    def update(self, x):
+        return super().update(x).half().to(x.dtype)
+
+
+@pytest.mark.parametrize("memory", [RESIDENT, STREAMED])
+def test_casts_of_the_code_between_additions_are_said_too(memory):
+    (note,) = shadowed(of(torch.bfloat16, HalfUpdate), memory).notes
+    assert "the model's own code casts to it (half): of that rounding it shows nothing" in note
+    assert not shadowed(of(torch.bfloat16), memory).notes
+
+
 def test_a_model_in_fp32_has_no_shadow():
     one = shadowed(of(torch.float32))
     assert one.shadow == ()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from scanned import TOKENS, errors, found, parameter, scan, sites
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from toy import BLOCKS, VOCABULARY, WIDTH, Attention, Block, Decoder, gpt2, linear
+from toy import BLOCKS, VOCABULARY, WIDTH, Attention, Block, Decoder, Gpt2Block, gpt2, linear
 
 import propcheck
 
@@ -269,3 +269,154 @@ def test_a_loss_that_accumulation_doubles_doubles_every_gradient():
         assert two.sum_rms == one.sum_rms
     assert not errors(whole)
     assert not errors(repaired)
+
+
+# ------------------------------------------------------------------ zeros that are trained, and hold a gradient back
+
+
+class SharedGate(Block):
+    """One scale for both branches of a layer, as ReZero was published."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        x = x + self.gate * self.attn(self.attn_norm(x))
+        return x + self.gate * self.mlp(self.mlp_norm(x))
+
+
+class Modulated(Block):
+    """adaLN-zero (DiT, arXiv 2212.09748): one zero matrix gives the gates of both branches, from the mean over the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.modulate = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x):
+        first, second = self.modulate(F.silu(x.mean(1, keepdim=True))).chunk(2, dim=-1)
+        x = x + first * self.attn(self.attn_norm(x))
+        return x + second * self.mlp(self.mlp_norm(x))
+
+
+class OneGate(Decoder):
+    """One scale for all branches, handed to the blocks."""
+
+    def __init__(self, trained=True):
+        super().__init__(lambda _: GateOfAll(), 4)
+        self.gate = nn.Parameter(torch.zeros(WIDTH), requires_grad=trained)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, self.gate)
+        return self.head(self.norm(x))
+
+
+class GateOfAll(Block):
+    def forward(self, x, gate):
+        x = x + gate * self.attn(self.attn_norm(x))
+        return x + gate * self.mlp(self.mlp_norm(x))
+
+
+def gated(block):
+    def init(module, name, blocks):
+        gpt2(module, name, blocks)
+        if name.endswith("modulate"):
+            nn.init.zeros_(module.weight)
+
+    return Decoder(block, 4, init=init)
+
+
+@pytest.mark.parametrize("build", [lambda: gated(SharedGate), lambda: gated(Modulated), OneGate])
+def test_zero_gates_that_branches_share_and_training_moves_are_silent(build):
+    run = scan(build)
+    assert {one.update_rms for one in sites(run)} == {0.0}
+    assert parameter(run, "layers.3.mlp.down.weight").grad_state == "zero"
+    assert not found(run, "PC203", "PC303")
+    assert not errors(run)
+
+
+def test_a_zero_gate_that_training_does_not_move_is_found():
+    run = scan(lambda: OneGate(trained=False))
+    (finding,) = found(run, "PC203", "PC303")
+    assert (finding.rule, finding.severity) == ("PC203", "error")
+
+
+class Seeing(Block):
+    """Cross-attention to a second stream, behind a gate that starts at zero (Flamingo, arXiv 2204.14198)."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross_norm, self.keys, self.gate = nn.LayerNorm(WIDTH), linear(WIDTH, 2 * WIDTH), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x, seen):
+        k, v = self.keys(seen).chunk(2, dim=-1)
+        x = x + torch.tanh(self.gate) * F.scaled_dot_product_attention(self.cross_norm(x), k, v)
+        return super().forward(x)
+
+
+class TwoStreams(Decoder):
+    def __init__(self, trained=True):
+        super().__init__(lambda _: Seeing(), 4)
+        self.look, self.eyes = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        for layer in self.layers:
+            layer.gate.requires_grad_(trained)
+
+    def forward(self, ids):
+        x, seen = self.embed(ids), self.look(ids)
+        for eye in self.eyes:
+            seen = eye(seen)
+        for layer in self.layers:
+            x = layer(x, seen)
+        return self.head(self.norm(x))
+
+
+def test_a_side_stream_behind_zero_gates_that_training_moves_is_a_note():
+    run = scan(TwoStreams)
+    (finding,) = found(run, "PC302")
+    assert finding.severity == "note"
+    assert "The 4 parameters layers.*.gate" in finding.message
+    assert not errors(run)
+
+
+def test_a_side_stream_behind_zero_gates_that_nothing_moves_is_an_error():
+    (finding,) = found(scan(lambda: TwoStreams(trained=False)), "PC302")
+    assert finding.severity == "error"
+
+
+class ZeroAdapter(Gpt2Block):
+    """W x + up(relu(down(x))) with zero weights and biases; the bias of ``up`` alone is trained by it."""
+
+    nonlinearity = staticmethod(F.relu)
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def feed(self, h):
+        return super().feed(h) + self.up(self.nonlinearity(self.down(h)))
+
+
+class SigmoidAdapter(ZeroAdapter):
+    nonlinearity = staticmethod(torch.sigmoid)  # one half at zero, so that ``up`` is trained
+
+
+def zero_adapted(block):
+    def init(module, name, blocks):
+        gpt2(module, name, blocks)
+        if name.endswith((".down", ".up")):
+            nn.init.zeros_(module.weight)
+
+    return Decoder(lambda _: block(), 4, init=init)
+
+
+def test_adapters_whose_zeros_keep_each_other_zero_are_found_beside_a_bias_that_is_trained():
+    run = scan(lambda: zero_adapted(ZeroAdapter))
+    assert parameter(run, "layers.2.up.bias").grad_state == "norm"
+    (finding,) = found(run, "PC303")
+    assert "The 8 parameters layers.*.down.weight, layers.*.up.weight (blocks 0 to 3)" in finding.message
+
+
+def test_adapters_whose_zeros_do_not_are_silent():
+    assert not found(scan(lambda: zero_adapted(SigmoidAdapter)), "PC203", "PC303")

@@ -40,6 +40,7 @@ def test_eighty_columns_hold_every_column_of_either_detail():
 
 def test_columns_that_do_not_fit_are_named():
     assert "Left out for want of width: kinds" in text_of(run_of(qwen()), 50)
+    assert "Left out for want of width: mixer /stream, ffn /stream." in text_of(run_of(qwen()), 60)
 
 
 def test_a_row_a_block_shows_its_own_numbers():

@@ -143,3 +143,80 @@ def test_a_parameter_with_a_bad_gradient_outside_the_sites_is_found():
     bad = parameter("embedding.weight", grad_state="nonfinite", grad_norm=math.inf)
     finding = only(run_of(additive(4), [bad]), "PC305")
     assert finding.site.parameter == "embedding.weight"
+    assert "The gradient of embedding.weight is NaN or infinite" in finding.message
+    finding = only(run_of(additive(4), [bad, dataclasses.replace(bad, name="other.weight")]), "PC305")
+    assert "The gradients of embedding.weight and 1 more parameter are NaN or infinite" in finding.message
+
+
+@pytest.mark.parametrize("changes", [{"nonfinite": 3}, {"grad_stream_norm": math.nan}])
+def test_parameters_are_not_told_of_where_the_stream_of_any_seed_spoilt_them(changes):
+    bad = parameter("embedding.weight", grad_state="nonfinite", grad_norm=math.nan)
+    first = [dataclasses.replace(r, **changes) for r in additive(4)]
+    run = run_of([*first, *additive(4, seed=1), *additive(4, seed=2)], [bad], seeds=(0, 1, 2))
+    (finding,) = judge(run, select=["PC209", "PC305"])
+    assert finding.site.parameter is None
+    assert finding.message.endswith("Seen in 1 of 3 seeds.")
+
+
+def test_a_loss_that_is_nan_after_a_finite_pass_is_found():
+    # A mean over no targets is 0 / 0, and its gradients are zero: those of the stream and of every parameter are finite.
+    (finding,) = judge(run_of([with_gradient(r, 0.0, 0.0) for r in additive(4)], loss=math.nan))
+    assert (finding.rule, finding.severity, finding.metric, finding.site.site) == ("PC305", "error", "loss", None)
+    assert "The loss is NaN, although every sum of the stream" in finding.message
+    seeds = [*additive(4), *additive(4, seed=1)]
+    assert only(run_of(seeds, loss=math.inf, seeds=(0, 1)), "PC305").message.startswith("The loss is inf, although")
+
+
+def test_what_lies_beside_two_streams_is_told_once():
+    bad = parameter("embedding.weight", grad_state="nonfinite", grad_norm=math.inf)
+    assert len(judge(run_of(two_streams(), [bad]), select=["PC305"])) == 1
+    assert len(judge(run_of(two_streams(), loss=math.nan), select=["PC305"])) == 1
+
+
+def two_streams():
+    return [dataclasses.replace(r, continues=r.site - 1 if r.site not in (0, 8) else None) for r in additive(8)]
+
+
+def test_each_of_two_streams_without_a_gradient_is_named():
+    records = [with_gradient(r, 0.0, 0.0) for r in two_streams()]
+    first, second = judge(run_of(records, [parameter("head.weight", absmax=0.0, zeros=12)]), select=["PC302"])
+    assert "any of the 8 sites from site 0 (attention of block 0) to site 7 (mlp of block 3)" in first.message
+    assert "any of the 8 sites from site 8 (attention of block 4) to site 15 (mlp of block 7)" in second.message
+
+
+def side_stream():
+    """The first of two streams, without a gradient; the second one has its own."""
+    return [with_gradient(r, 0.0, 0.0) if r.site < 8 else r for r in two_streams()]
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        {"role": "scale", "block": 4, "site": 8, "shape": (1,), "numel": 1, "zeros": 1},  # a gated cross-attention: tanh(0)
+        {"role": "linear", "block": 4, "site": 8, "zeros": 12},  # its output projection
+        {"role": "linear", "zeros": 12},  # what brings the stream into the other one, outside the blocks
+        {"role": "scale", "block": 0, "site": 1, "branches": 9, "zeros": 12},  # one gate, in both streams
+    ],
+)
+def test_a_side_stream_that_is_read_through_a_zero_that_learns_is_a_note(reader):
+    """Flamingo, arXiv 2204.14198: tanh of a gate that starts at 0, so that the visual stream gets no gradient at first."""
+    finding = only(run_of(side_stream(), [parameter("reader", absmax=0.0, **reader)]), "PC302")
+    assert (finding.severity, finding.site.site) == ("note", 7)
+    assert "The parameter reader is zero at the start and has a gradient of its own: if it is what reads" in finding.message
+    assert "because" not in finding.message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"role": "scale", "block": 4, "site": 8, "grad_state": "zero", "grad_norm": 0.0},  # as dead as what it reads
+        {"role": "scale", "block": 4, "site": 8, "requires_grad": False, "grad_state": "none"},
+        {"role": "scale", "block": 4, "site": 8, "zeros": 0, "absmax": 0.1},
+        {"role": "bias", "block": 4, "site": 8},  # it is added
+        {"role": "bias", "block": None, "site": None},  # positions
+        {"role": "scale", "block": 0, "site": 3},  # in the stream itself
+    ],
+)
+def test_a_side_stream_that_nothing_will_bring_a_gradient_to_stays_an_error(other):
+    finding = only(run_of(side_stream(), [parameter("other", **{"absmax": 0.0, "zeros": 12, **other})]), "PC302")
+    assert (finding.severity, finding.site.site) == ("error", 7)

@@ -50,7 +50,7 @@ def test_a_branch_under_no_grad_is_one_error_in_place_of_warnings():
     assert (finding.rule, finding.severity) == ("PC303", "error")
     assert (finding.site.site, finding.site.block, finding.site.sublayer) == (11, 5, "mlp")
     assert "there is no path" in finding.message
-    assert "The 3 parameters h.*.norm2.weight, h.*.mlp.up.weight, h.*.mlp.down.weight (block 5) stay" in finding.message
+    assert "The 3 parameters h.5.norm2.weight, h.5.mlp.up.weight, h.5.mlp.down.weight (block 5) stay" in finding.message
     assert "no_grad" in finding.remedy
 
 
@@ -72,7 +72,7 @@ def test_a_detached_branch_of_a_parallel_block_is_found_though_its_norm_is_train
     sites = at_site(10, grad_update_norm=None)
     (finding,) = judged(model([5], attn=NONE), sites=sites)
     assert (finding.rule, finding.site.site) == ("PC303", 10)
-    assert "The 2 parameters h.*.attn.qkv.weight, h.*.attn.proj.weight (block 5) stay" in finding.message
+    assert "The 2 parameters h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) stay" in finding.message
 
 
 def test_frozen_and_unobserved_branches_are_silent():
@@ -132,7 +132,7 @@ def test_attention_that_is_dropped_in_one_block_is_found_there():
     assert (finding.rule, finding.severity) == ("PC303", "error")
     assert (finding.site.block, finding.site.module) == (5, "h.5.attn")
     assert "What h.5.attn computes in block 5 is added to nothing" in finding.message
-    assert "The 3 parameters h.*.norm1.weight, h.*.attn.qkv.weight, h.*.attn.proj.weight (block 5) stay" in finding.message
+    assert "The 3 parameters h.5.norm1.weight, h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) stay" in finding.message
 
 
 def test_attention_that_is_dropped_in_every_block_for_a_doubled_stream_is_one_finding():
@@ -247,3 +247,93 @@ def test_rezero_is_silent():
     (finding,) = judged([*model(range(BLOCKS), norm1=ZERO, attn=ZERO), *frozen])
     assert (finding.rule, finding.value) == ("PC303", "zero")
     assert "zero and not trained" in finding.remedy
+
+
+# ---------------------------------------------------------------------- zeros that several branches share
+
+SILENT = {"norm": ZERO, "attn": ZERO, "mlp": ZERO}
+
+
+def gate(block, *, site, branches, name="gate", **changes):
+    own = {"role": "scale", "shape": (1,), "numel": 1, "zeros": 1, "used": True, **changes}
+    return parameter(name if block is None else f"h.{block}.{name}", block=block, site=site, branches=branches, **own)
+
+
+def without_updates():
+    return [dataclasses.replace(r, update_rms=0.0, param_grad_norm=0.0, sum_rms=1.0) for r in additive(BLOCKS)]
+
+
+def test_one_gate_for_both_branches_of_a_block_holds_them_back():
+    """ReZero has one scale a layer (arXiv 2003.04887), adaLN-zero one matrix a block (arXiv 2212.09748)."""
+    for role in ("scale", "linear"):
+        gates = [gate(n, site=2 * n, branches=2, role=role) for n in range(BLOCKS)]
+        assert judged([*model(range(BLOCKS), **SILENT), *gates]) == ()
+
+
+def test_a_gate_of_another_block_holds_nothing_back():
+    found = judged([*model(range(BLOCKS), **SILENT), gate(3, site=6, branches=2)])
+    assert {f.rule for f in found} == {"PC303"}
+    sites = {f.site.site for f in judged([*model([3, 4], **SILENT), gate(3, site=6, branches=2)])}
+    assert sites == {8}
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [
+        gate(None, site=0, branches=16),
+        gate(None, site=0, branches=1),  # a gate that is computed before the blocks is met in the first
+        gate(None, site=None, branches=None, role=None),  # handed to the blocks as an argument
+        gate(0, site=0, branches=16, name="gate = h.1.gate"),  # one parameter under several names
+    ],
+)
+def test_one_gate_for_all_branches_holds_them_back(outside):
+    frozen = dataclasses.replace(outside, requires_grad=False, **NONE)
+    dead = model(range(BLOCKS), **SILENT)
+    rules = ("PC203", "PC303")
+    assert judged([*dead, outside], sites=without_updates(), select=rules) == ()
+    assert [f.rule for f in judged([*dead, frozen], sites=without_updates(), select=rules)] == ["PC203"]
+
+
+def test_positions_that_start_at_zero_are_no_gate():
+    positions = gate(None, site=None, branches=None, role="bias", name="positions")
+    assert [f.rule for f in judged([*model([5], norm2=ZERO, mlp=ZERO), positions])] == ["PC303"]
+
+
+def bias(of, **changes):
+    """The bias beside a weight, zero, with a gradient of its own."""
+    return dataclasses.replace(
+        of, name=of.name.replace("weight", "bias"), role="bias", shape=(4,), numel=4, zeros=4, grad_state="norm", **changes
+    )
+
+
+def test_a_norm_of_two_parallel_branches_whose_bias_is_zero_holds_neither_back():
+    norm = next(p for p in model() if p.name == "h.5.norm1.weight")
+    parameters = [*model([5], mlp=ZERO, norm2=ZERO), bias(norm, branches=2)]
+    assert [f.rule for f in judged(parameters)] == ["PC303"]
+
+
+def test_adapters_of_two_zero_matrices_are_found_beside_biases_that_are_zero():
+    pair = adapter(3, "q", **DEAD)
+    norm = next(p for p in model() if p.name == "h.3.norm1.weight")
+    found = judged([*model(), *pair, bias(norm), bias(pair[1])])
+    assert [(f.rule, f.site.parameter) for f in found] == [("PC303", "h.3.attn.q.lora_A.weight")]
+
+
+def test_a_bias_that_a_gate_may_consist_of_is_not_excused():
+    pair = adapter(3, "q", **DEAD)
+    table = dataclasses.replace(bias(pair[1]), name="h.3.table")
+    assert judged([*model(), *pair, table]) == ()
+    projection = parameter("h.3.modulate.weight", block=3, site=6, role="linear", zeros=12, used=True, **ZERO)
+    assert judged([*model(), *pair, projection, bias(projection)]) == ()
+
+
+def test_an_adapter_is_told_from_the_matrices_beside_it_by_its_inner_width():
+    """In one branch, at one depth of names: the adapter's input is the output of the matrix before the addition."""
+    own = {"block": 3, "site": 7, "role": "linear", "used": True, "numel": 40}
+    rest = [parameter(f"h.3.{n}.weight", **{**own, "shape": shape}) for n, shape in (("fc", (16, 8)), ("out", (8, 16)))]
+    null = {**NULL, "zeros": 40}
+    pair = [parameter(f"h.3.{n}.weight", **own, shape=s, **null, **ZERO) for n, s in (("dn", (5, 8)), ("up", (8, 5)))]
+    (finding,) = judged([*model(), *rest, *pair])
+    assert "The 2 parameters h.3.dn.weight, h.3.up.weight (block 3) at site 7" in finding.message
+    first = dataclasses.replace(pair[0], zeros=0)
+    assert judged([*model(), *rest, first, pair[1]]) == ()

@@ -34,3 +34,16 @@ def test_a_subject_says_what_and_where():
     assert subject(buffers[:1]) == "The buffer a.3"
     assert subject(buffers) == "The 2 buffers a.* (blocks 3 to 8)"
     assert subject([*buffers, parameter("b")]) == "The 3 tensors a.*, b (blocks 3 to 8)"
+
+
+def test_a_number_that_all_share_is_kept():
+    both = [parameter(f"h.5.{name}", block=5) for name in ("n1.weight", "n1.bias")]
+    assert subject(both) == "The 2 parameters h.5.n1.weight, h.5.n1.bias (block 5)"
+    assert subject([parameter(f"h.{n}.mlp.0.w") for n in (1, 2)]) == "The 2 parameters h.*.mlp.0.w"
+    assert subject([parameter("h.1.0.w"), parameter("h.2.3.w"), parameter("a.7")]) == "The 3 parameters h.*.*.w, a.7"
+
+
+def test_names_beyond_the_first_five_are_counted():
+    names = [parameter(name) for name in "abcdefg"]
+    assert subject(names[:6]).endswith("a, b, c, d, e and 1 more name")
+    assert subject(names).endswith("a, b, c, d, e and 2 more names")

@@ -120,20 +120,16 @@ def bare(records, *, at=(0,), output=1.0, **changes):
     ]
 
 
-def test_attention_that_reads_the_stream_past_its_norm_at_another_scale_is_found():
+def test_attention_that_reads_the_stream_past_its_norm_at_another_scale_is_a_note():
+    # Keys and values hardly do so on purpose, but the gate of a highway network does, and both are one flag in the records.
     sites = bare(additive(4, embedding=50.0), at=(0, 2, 4, 6))
     (finding,) = judged(rule="PC106", sites=sites)
-    assert finding.severity == "warning"
+    assert finding.severity == "note"
     assert finding.site.sublayer == "attention"
     assert finding.value == pytest.approx(50, rel=0.01)
     assert "through its norm, at RMS 1, and also past it, at RMS 50" in finding.message
     assert "3 more sites" in finding.message
-
-
-def test_an_mlp_that_does_so_may_have_a_router_and_is_a_note():
-    (finding,) = judged(rule="PC106", sites=bare(additive(4, embedding=50.0), at=(1,)))
-    assert finding.severity == "note"
-    assert "A router or a gate may read it so on purpose." in finding.message
+    assert "A gate or a router may read it so on purpose" in finding.message
 
 
 @pytest.mark.parametrize("changes", [{"bare_read": None}, {"bare_read": False}, {"norm_output_rms": None}, {"stream_rms": 1.2}])

@@ -68,6 +68,12 @@ def test_a_rule_explains_itself(rule):
     assert rules.explain(rule.name) == text
 
 
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.id)
+def test_a_threshold_that_is_a_factor_must_be_above_1(rule):
+    assert rule.least == (1.0 if rule.unit.startswith("factor") else 0.0)
+    assert rule.threshold > rule.least or rule.threshold == 0
+
+
 @pytest.mark.parametrize(("wrong", "right"), [("PC2O1", "PC2"), ("explosoin", "explosion"), ("pc299", "PC2")])
 def test_an_unknown_rule_is_refused_with_the_nearest(wrong, right):
     for ask in (

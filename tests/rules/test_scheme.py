@@ -67,9 +67,20 @@ def test_a_depth_factor_that_was_applied_to_queries_too_is_found():
     # facebookresearch/lingua issue 39.
     odd = [matrix(n, "attn.q_proj", SCALED) for n in range(BLOCKS)]
     (finding,) = judged([*(p for p in model() if "q_proj" not in p.name), *odd])
-    assert "gpt2 means 0.02 for any other matrix" in finding.message
+    assert "gpt2 means 0.02 for a matrix that is no residual projection" in finding.message
     assert "was applied here too" in finding.message
     assert "to what writes the update alone" in finding.remedy
+
+
+@pytest.mark.parametrize(("name", "right"), [("attn.o_proj", SCALED), ("attn.q_proj", 0.02)])
+@pytest.mark.parametrize("std", [0.1, 0.0008])
+def test_the_depth_factor_is_no_cause_of_a_scale_that_it_does_not_explain(name, right, std):
+    # 0.1 is nearer to 0.02 than to 0.00408, but five times off both; 0.0008 is as far below.
+    odd = [matrix(n, name, std) for n in range(BLOCKS)]
+    (finding,) = judged([*(p for p in model() if name not in p.name), *odd])
+    assert finding.expected == pytest.approx(right, rel=1e-4)
+    assert "depth factor" not in finding.message
+    assert finding.remedy.startswith("Draw it as the declared scheme has it")
 
 
 def test_a_head_and_an_embedding_are_found_by_their_rows():
@@ -137,7 +148,7 @@ def test_many_names_of_one_kind_are_one_finding():
     wrong = [matrix(n, name, SCALED if name == "mlp.u_proj" else 0.1) for n in range(2) for name in names]
     (finding,) = judged(wrong, "gpt2")
     assert finding.message.startswith("The 12 parameters h.*.mlp.u_proj.weight, ")
-    assert "and 1 more names (blocks 0 to 1) have a standard deviation of 0.1 in h.0.mlp.v_proj.weight" in finding.message
+    assert "and 1 more name (blocks 0 to 1) have a standard deviation of 0.1 in h.0.mlp.v_proj.weight" in finding.message
     assert "depth factor" not in finding.message  # that is so of one of them only
 
 

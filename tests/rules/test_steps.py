@@ -43,7 +43,7 @@ def test_gradients_that_go_the_same_way_in_each_block_are_silent(records):
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_step_over_one_addition_is_found_there(factor):
     (finding,) = judged(with_step(additive(16), 11, over=factor))
-    assert (finding.severity, finding.site.site, finding.site.block) == ("warning", 11, 5)
+    assert (finding.severity, finding.site.site, finding.site.block) == ("warning" if factor < 1 else "note", 11, 5)
     # What the update itself explains of it: S = 1 + 5.5 * 0.09 + 5 * 1, sqrt(1 + 2.04 / S) = 1.15.
     assert finding.value == pytest.approx(1.15 * factor, rel=0.01)
     assert finding.expected == pytest.approx(1.15, rel=0.02) if factor > 1 else finding.expected == pytest.approx(1.0)
@@ -55,6 +55,36 @@ def test_a_step_between_two_additions_is_found_behind_it(factor):
     assert (finding.site.site, finding.value) == (11, pytest.approx(factor))
     assert finding.expected == pytest.approx(1.0)
     assert "between site 11 (mlp of block 5) and the addition before it the gradient goes from" in finding.message
+
+
+def test_growth_over_one_addition_is_the_branchs_where_its_parameters_show_it():
+    records = with_step([dataclasses.replace(r, param_grad_norm=r.grad_sum_norm) for r in additive(16)], 11, over=3.0)
+    (other,) = judged(records)
+    assert other.severity == "note"
+    assert (
+        "Another reader of the stream there (a loss or a head on an inner block, which is no fault) may add this."
+        in other.message
+    )
+    assert other.remedy.startswith("Nothing, if something else reads the stream there")
+    records[11] = dataclasses.replace(records[11], param_grad_norm=3 * records[11].param_grad_norm)
+    (own,) = judged(records)
+    assert (own.severity, own.site.site) == ("warning", 11)
+    assert "reader" not in own.message
+    assert "reads the stream" not in own.remedy
+
+
+def test_growth_between_two_additions_may_be_another_readers():
+    (finding,) = judged(with_step(additive(16), 11, link=3.0))
+    assert finding.severity == "note"
+    (finding,) = judged(with_step(additive(16), 11, link=1 / 3))
+    assert finding.severity == "warning"
+
+
+def test_a_step_of_x1_is_not_out_of_line_because_its_siblings_are():
+    records = additive(16)
+    for at in range(5, 32, 4):  # another reader before every second block
+        records = with_step(records, at, over=3.0)
+    assert {finding.severity for finding in judged(records)} <= {"note"}
 
 
 def detached(at):
