@@ -162,7 +162,8 @@ def test_the_stock_model_gets_its_four_statements_and_nothing_false():
     assert "conv" in found["PC208"].message  # the cause: drawn with std .02, where torch's default is .29
     assert "0.289" in found["PC208"].message
 
-    (late,) = (f for f in run.findings if f.rule == "PC207" and f.site.sublayer == "linear_attention")  # late DeltaNet updates are .7 % of the stream: about a quarter of their elements is lost
+    # Late DeltaNet updates are .7 % of the stream: about a quarter of their elements is lost.
+    (late,) = (f for f in run.findings if f.rule == "PC207" and f.site.sublayer == "linear_attention")
     assert late.value == pytest.approx(0.26, rel=0.1)
 
     growth = stream_growth(profile(run))  # which is healthy, and no finding

@@ -6,13 +6,12 @@ Rules judge; they neither render nor know how the run was made.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from propcheck import depth
 from propcheck.errors import PropcheckError
-from propcheck.records import Finding, Run, Severity
 from propcheck.rules import (
     backward,
     dead,
@@ -30,11 +29,13 @@ from propcheck.rules import (
     unused,
     values,
 )
-from propcheck.rules.rule import Hit, Relation, Rule
-from propcheck.wording import count
+from propcheck.rules.folding import Found, fold
+from propcheck.rules.rule import Hit, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from propcheck.records import Finding, Run, Severity
 
 __all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
 
@@ -64,8 +65,6 @@ ALL: tuple[Rule, ...] = tuple(
         key=lambda rule: rule.id,
     )
 )
-
-_ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 class RuleSetting(Protocol):
@@ -143,86 +142,8 @@ def judge(
         ]
         for rule in rules
     }
-    found = [_Found(rule, hit, note) for rule in rules for hit, note in hits[rule.id]]
-    causes = {id(one): _cause(one, found) for one in found}
-    folded: dict[int, dict[str, set[int]]] = {}  # by cause: the rules that it broke too, and where
-    fatal: set[int] = set()  # causes of what is an error
-    for one in found:
-        cause = _first_cause(one, causes)
-        if cause is not one:
-            folded.setdefault(id(cause), {}).setdefault(one.rule.id, set()).update(one.hit.sites)
-            fatal |= {id(cause)} if _severity(one, changes) == "error" else set()
-    findings: list[tuple[int, str, int, Finding]] = []
-    for one in found:
-        if causes[id(one)] is not None:
-            continue
-        rule, hit = one.rule, one.hit
-        # What it leads to must not be hidden behind a milder one, unless the probe says so.
-        severity = "error" if id(one) in fatal and not _is_set(one, changes) else _severity(one, changes)
-        finding = Finding(
-            rule=rule.id,
-            name=rule.name,
-            severity=severity,
-            site=hit.place,
-            metric=hit.metric,
-            value=hit.value,
-            expected=hit.expected,
-            message=hit.message + one.note,
-            remedy=hit.remedy or rule.remedy,
-            source=rule.source,
-            also=tuple(
-                f"{id_} at {count(len(sites), 'site')}" if sites else id_
-                for id_, sites in sorted(folded.get(id(one), {}).items())
-            ),
-        )
-        findings.append((_ORDER[severity], rule.id, min(hit.sites, default=-1), finding))
-    findings.sort(key=lambda item: item[:3])
-    return tuple(item[3] for item in findings)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    rule: Rule
-    hit: Hit
-    note: str
-
-
-def _is_set(one: _Found, changes: Mapping[str, RuleSetting]) -> bool:
-    return one.rule.id in changes and changes[one.rule.id].severity is not None
-
-
-def _severity(one: _Found, changes: Mapping[str, RuleSetting]) -> Severity:
-    set_ = changes[one.rule.id].severity if one.rule.id in changes else None
-    return set_ or one.hit.severity or one.rule.severity
-
-
-def _cause(one: _Found, found: Sequence[_Found]) -> _Found | None:
-    """Find the hit that explains another one: of the rule that it names first."""
-    for leader, relation in one.rule.follows:
-        for other in found:
-            if other.rule.id == leader and other is not one and _related(one.hit.sites, other.hit.sites, relation):
-                return other
-    return None
-
-
-def _first_cause(one: _Found, causes: Mapping[int, _Found | None]) -> _Found:
-    """Follow causes to the one that has none."""
-    cause = causes[id(one)]
-    return one if cause is None else _first_cause(cause, causes)
-
-
-def _related(own: tuple[int, ...], cause: tuple[int, ...], relation: Relation) -> bool:
-    """Whether a hit's sites lie to those of a possible cause as ``relation`` says; a hit without sites is everywhere."""
-    if relation == "any" or not cause:
-        return True
-    if not own:
-        return False
-    return {
-        "same": set(own) <= set(cause),
-        "touching": bool(set(own) & set(cause)),
-        "after": min(own) >= min(cause),
-        "before": max(own) <= max(cause),
-    }[relation]
+    found = [Found(rule, hit, note) for rule in rules for hit, note in hits[rule.id]]
+    return fold(found, {id_: change.severity for id_, change in changes.items() if change.severity is not None})
 
 
 def _hits(

@@ -26,7 +26,19 @@ def test_the_document_has_the_contracts_keys():
     assert {"mode", "wall_seconds", "peak_rss_bytes"} <= set(document["run"]["engine"])
     assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax", "lowest", "highest"}
     finding = document["findings"][0]
-    assert set(finding) == {"rule", "name", "severity", "site", "metric", "value", "expected", "message", "remedy", "source", "also"}
+    assert set(finding) == {
+        "rule",
+        "name",
+        "severity",
+        "site",
+        "metric",
+        "value",
+        "expected",
+        "message",
+        "remedy",
+        "source",
+        "also",
+    }
     assert set(finding["site"]) == {"site", "block", "sublayer", "module", "parameter"}
     assert len(document["sublayers"]) == 128
     assert list(document["sublayers"][0]) == [f.name for f in dataclasses.fields(SiteRecord)]
