@@ -170,7 +170,8 @@ def _power(depths: Sequence[float], logs: Sequence[float], units: int) -> tuple[
     near = min(shifted, key=lambda one: one[2])
     around = [fit(near[0] * 2 ** (step / 1000)) for step in range(-100, 101)]
     best = min((near, *(one for one in around if _is_shift(one))), key=lambda one: one[2])
-    if not best[2] < _BETTER * plain[2]:
+    # What is best at the lower bound is no embedding, but how the places within a block are counted.
+    if not best[2] < _BETTER * plain[2] or best[0] <= _LEAST_OFFSET:
         return plain
     alike = [one[1] for one in shifted if _BETTER * one[2] <= best[2]] or [best[1]]
     return best if max(alike) - min(alike) <= _KNOWN else (None, plain[1], best[2])

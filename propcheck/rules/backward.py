@@ -1,4 +1,4 @@
-"""The gradient over the depth: PC301, PC302, PC305."""
+"""The gradient over the depth: PC301, PC302."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from propcheck.depth import NORM_ON_STREAM, Profile, compounding, gradient_steps
 from propcheck.growth import gradient_growth
 from propcheck.records import Place, Run, SiteRecord
 from propcheck.rules.family import subject, verb
-from propcheck.rules.forward import first_nonfinite, is_nonfinite, kept_blocks, law
+from propcheck.rules.forward import kept_blocks, law
 from propcheck.rules.held import holds, multiplies
-from propcheck.rules.origins import first_origin, made_by
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
 from propcheck.theory import expected_gradient_step
 from propcheck.wording import count, number
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propcheck.records import ParameterRecord
-
-# In the order in which the backward pass makes them.
-_BACKWARD = ("grad_sum_norm", "grad_update_norm", "param_grad_norm", "grad_stream_norm")
 
 
 def _exploding(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
@@ -180,92 +176,6 @@ def _from_to(sites: Sequence[SiteRecord]) -> str:
     return f"{count(len(sites), 'site')}{ends}"
 
 
-def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
-    if first_nonfinite(curve) is not None:
-        return []  # PC209 names the cause and counts these
-    bad = [record for record in curve.sites if _bad_gradient(record)]
-    if not bad:
-        return _beside_the_stream(curve, run)
-    first = bad[-1]  # the backward pass comes from the end
-    metric = _bad_gradient(first) or ""
-    value = getattr(first, metric)
-    loss = run.loss.value
-    spoilt = loss is not None and not math.isfinite(loss)
-    known = first_origin(run, curve.sites, "forward" if spoilt else "backward")
-    if spoilt:
-        # Padding is not measured, and a loss may count it.
-        within = " at every token that counts" if known is not None and known.block is not None else ""
-        place = ", so it starts behind the last block" if known is None else ""
-        origin = f"the loss itself is {number(loss)} although every sum is finite{within}{place}"
-    elif metric == "grad_sum_norm" and first is curve.sites[-1]:
-        origin = "it is so already when it leaves head and loss, although the loss is finite"
-    elif metric == "grad_sum_norm":
-        origin = "every gradient later in the forward order is finite"
-    else:
-        origin = "the gradient that reaches this sublayer is finite, so its own backward makes it"
-    more = (
-        f" It is also so at {count(len(bad) - 1, 'earlier site')}, which the gradient reaches after it." if len(bad) > 1 else ""
-    )
-    return [
-        Hit(
-            sites=tuple(record.site for record in bad),
-            place=place_of(first),
-            metric=metric,
-            value=value,
-            expected="finite",
-            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}."
-            f"{made_by(known)}{more}",
-        )
-    ]
-
-
-def _bad_gradient(record: SiteRecord) -> str | None:
-    """Name the first gradient of a site, in backward order, that is NaN or infinite."""
-    values = ((name, getattr(record, name)) for name in _BACKWARD)
-    return next((name for name, value in values if value is not None and not math.isfinite(value)), None)
-
-
-def _beside_the_stream(curve: Profile, run: Run) -> list[Hit]:
-    """Find a loss, or else gradients of parameters, that are not finite where all streams are; told with the first stream."""
-    if curve.sites[0].site != min(record.site for record in run.sites):
-        return []
-    # Of the loss there is one number for all seeds, and parameters are of one: any seed's stream may be what spoilt them.
-    if any(is_nonfinite(record) or _bad_gradient(record) is not None for record in run.sites):
-        return []
-    loss = run.loss.value
-    if loss is not None and not math.isfinite(loss):
-        made = made_by(first_origin(run, curve.sites, "forward"))
-        return [
-            Hit(
-                sites=(),
-                place=Place(),
-                metric="loss",
-                value=loss,
-                expected="finite",
-                message=f"The loss is {number(loss)}, although every sum of the stream, and every gradient that was seen of "
-                f"it, is finite.{made}",
-                remedy="Look at what the loss divides by (the mean over targets that are all ignored, or masked, is 0 / 0), "
-                "and at a logarithm of 0.",
-            )
-        ]
-    parameters = [p.name for p in run.parameters if p.grad_state == "nonfinite"]
-    if not parameters:
-        return []
-    more = f" and {count(len(parameters) - 1, 'more parameter')}" if len(parameters) > 1 else ""
-    subject, verb, others = ("gradients", "are", "those") if more else ("gradient", "is", "that")
-    return [
-        Hit(
-            sites=(),
-            place=Place(parameter=parameters[0]),
-            metric="grad_state",
-            value="nonfinite",
-            expected="finite",
-            message=f"The {subject} of {parameters[0]}{more} {verb} NaN or infinite, although {others} of the stream "
-            f"{verb} finite at every site.{made_by(first_origin(run, curve.sites, 'backward'))}",
-        )
-    ]
-
-
 EXPLODING = Rule(
     id="PC301",
     name="exploding-gradient",
@@ -318,25 +228,4 @@ VANISHING = Rule(
     follows=(("PC206", "same"),),
 )
 
-NONFINITE_GRADIENT = Rule(
-    id="PC305",
-    name="non-finite-gradient",
-    severity="error",
-    threshold=0.0,
-    unit="NaN or infinite gradients; this rule always judges at 0",
-    sees="NaN or infinity in the gradients, or in the loss, while the forward pass is finite.",
-    why="The first optimiser step writes it into the weights.",
-    formula="Any of grad_sum_norm, grad_update_norm, param_grad_norm, grad_stream_norm is NaN or infinite, or a parameter's "
-    "grad_state is nonfinite, or the loss is; the last two only where the stream is finite in every seed. The last site in "
-    "forward order, which the backward pass meets first, is reported. Where the "
-    "forward pass is not finite either, PC209 reports both. The pass is run a second time with every step of the backward pass "
-    "watched, and the one is named that first made a gradient that is not finite out of finite ones.",
-    basis="Arithmetic: no number of them is acceptable.",
-    source="IEEE 754: NaN and infinity propagate through sums and products.",
-    remedy="Look at the backward of the sublayer named: a square root or norm at 0, log or division at 0, a masked softmax, "
-    "or an overflow of the dtype.",
-    check=_nonfinite_gradient,
-    pool="any",
-)
-
-RULES = (EXPLODING, VANISHING, NONFINITE_GRADIENT)
+RULES = (EXPLODING, VANISHING)

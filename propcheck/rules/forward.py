@@ -1,14 +1,12 @@
-"""The stream over the depth, and branches that add nothing to it: PC201, PC202, PC203, PC209."""
+"""The stream over the depth, and branches that add nothing to it: PC201, PC202, PC203."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from propcheck.depth import Compounding, Profile, compounding, log_ratio, median, stream_steps
 from propcheck.growth import stream_growth
 from propcheck.rules.held import holding
-from propcheck.rules.origins import first_origin, made_by, made_in
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
 from propcheck.wording import count, number, places
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from propcheck.growth import Growth
-    from propcheck.records import Run, SiteRecord
+    from propcheck.records import Run
 
 # Square-root growth over the judged three quarters, as a factor over the whole depth: 4^(2/3).
 _ADDITIVE = 4 ** (2 / 3)
@@ -158,50 +156,6 @@ def _is_dead(curve: Profile, run: Run, index: int, limit: float) -> bool:
     return record.update_rms < limit * update and record.param_grad_norm < limit * gradient
 
 
-def is_nonfinite(record: SiteRecord) -> bool:
-    """Whether a site's sum, or what is known of it, holds a NaN or an infinity."""
-    if record.nonfinite is not None:
-        return record.nonfinite > 0
-    return any(v is not None and not math.isfinite(v) for v in (record.update_rms, record.sum_rms, record.sum_absmax))
-
-
-def first_nonfinite(curve: Profile) -> SiteRecord | None:
-    """Find the first site whose sum holds a NaN or an infinity."""
-    return next((record for record in curve.sites if is_nonfinite(record)), None)
-
-
-def _nonfinite_activation(curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
-    bad = [record for record in curve.sites if is_nonfinite(record)]
-    if not bad:
-        return []
-    first = bad[0]
-    amount = "NaN or infinite elements" if first.nonfinite is None else count(first.nonfinite, "NaN or infinite element")
-    known = first_origin(run, curve.sites, "forward")
-    place = place_of(first) if known is None else made_in(known, curve.sites, first)
-    if first.stream_rms is not None and not math.isfinite(first.stream_rms):
-        origin = "the stream already was so when the sublayer read it"
-    elif first.update_rms is not None and not math.isfinite(first.update_rms):
-        measured = "" if place.block == first.block else " at every token that counts"
-        origin = f"they come from the update, the stream before it is finite{measured}"
-    elif first.stream_rms is not None and first.update_rms is not None:
-        origin = "stream and update are finite, their sum overflows"
-    else:
-        origin = "nothing before it was seen to be"
-    later = f" It is also so at {count(len(bad) - 1, 'later site')}." if len(bad) > 1 else ""
-    gradients = [r for r in curve.sites if r.grad_stream_norm is not None and not math.isfinite(r.grad_stream_norm)]
-    backward = f" The gradient is not finite at {count(len(gradients), 'site')}." if gradients else ""
-    return [
-        Hit(
-            sites=tuple(record.site for record in bad),
-            place=place,
-            metric="nonfinite",
-            value=first.nonfinite,
-            expected=0.0,
-            message=f"The sum at {in_words(first)} holds {amount}: {origin}.{made_by(known)}{later}{backward}",
-        )
-    ]
-
-
 EXPLOSION = Rule(
     id="PC201",
     name="explosion",
@@ -268,26 +222,4 @@ DEAD_BRANCH = Rule(
     check=_dead_branch,
 )
 
-NONFINITE_ACTIVATION = Rule(
-    id="PC209",
-    name="non-finite-activation",
-    severity="error",
-    threshold=0.0,
-    unit="NaN or infinite elements in a sum; this rule always judges at 0",
-    sees="NaN or infinity in the stream.",
-    why="Everything that reads it is lost, the loss included: the first step of training destroys the weights.",
-    formula="nonfinite > 0. The first site in forward order is reported, with where it came from (stream, update, or "
-    "overflow of the sum) and how many later sites follow. The pass is run a second time with the result of every function "
-    "looked at, and the one is named that first made NaN or infinity out of finite numbers; an infinity that is written as "
-    "such, as into a mask, is none. Where it lies in an earlier block than the first such sum (padding is not measured), the "
-    "finding's place is there.",
-    basis="Arithmetic: no number of them is acceptable.",
-    source="IEEE 754: NaN and infinity propagate through sums and products.",
-    remedy="Look at the sublayer named: fully masked attention rows, exponentials of positive sums, division by zero, or a "
-    "range that the dtype does not have (fp16 ends at 65504).",
-    check=_nonfinite_activation,
-    pool="any",
-    follows=(("PC102", "any"),),
-)
-
-RULES = (EXPLOSION, COLLAPSE, DEAD_BRANCH, NONFINITE_ACTIVATION)
+RULES = (EXPLOSION, COLLAPSE, DEAD_BRANCH)
