@@ -295,3 +295,18 @@ def test_the_update_is_what_is_added_and_not_what_a_module_gives(monkeypatch):
         assert row.grad_update_norm == pytest.approx(added.grad.double().norm().item(), rel=1e-6)
         assert {f"blocks.{row.block}.{name}" for name in ("attn.weight", "bias", "norm.weight")} == site.branch.parameters
         assert row.placement == "sandwich"
+
+
+class Mapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(torch.vmap(lambda one: one + self.inner(one))(x))
+
+
+def test_an_addition_within_a_transform_is_unobserved_and_no_crash():
+    run = propcheck.scan(Mapped, tokens=4)
+    assert [finding.rule for finding in run.findings if finding.rule in ("PC502", "PC503")] == ["PC502", "PC503"]

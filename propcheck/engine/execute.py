@@ -16,6 +16,7 @@ from propcheck.engine.shadow import has_narrow, is_narrow
 from propcheck.engine.uncut import CannotCutError
 from propcheck.errors import PropcheckError
 from propcheck.observe.shadow import Casts, Draws, Spool, compare
+from propcheck.observe.trace import is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,7 @@ def _is_finite(one: Pass) -> bool:
         tensor
         for site in one.sites
         for tensor in (site.statistics.update.mean_square, site.statistics.total.mean_square, *site.gradients.values())
-        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - of one example of a vmap: unreadable
+        if not is_transformed(tensor)  # of one example of a vmap: unreadable
     ]
     return all(bool(torch.isfinite(tensor)) for tensor in measured)
 

@@ -25,7 +25,7 @@ from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
-from propcheck.observe.trace import Addition, Update, is_stream, mark, outermost, signal_of, stands_for, trace_of
+from propcheck.observe.trace import Addition, Update, is_stream, is_transformed, mark, outermost, signal_of, stands_for, trace_of
 from propcheck.observe.weights import run_embedding, run_linear
 from propcheck.records import Angle, Doubling
 
@@ -276,6 +276,10 @@ class Follower(TorchFunctionMode):
 
     def _decide(self, found: Sum) -> Residual | None:
         first, second = signal_of(found.first), signal_of(found.second)
+        if is_transformed(found.first) or is_transformed(found.second):
+            if first is not None or second is not None:
+                self._unobserved.setdefault(self._propagation.module or "", "it runs within a transform of torch.func")
+            return None
         if (first is None) is not (second is None):
             return self._from_weights(found, first or second)
         if first is None or second is None:

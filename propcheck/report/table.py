@@ -202,7 +202,8 @@ def _print_findings(run: Run, console: Console) -> None:
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.rule} {finding.name}")
         console.print(head, highlight=False)
         also = f"\nAlso: {', '.join(finding.also)}." if finding.also else ""
-        source = f"\nSource: {finding.source}" if finding.source else ""
+        # What a rule that has none says of that is for its page.
+        source = f"\nSource: {finding.source}" if finding.source and not finding.source.startswith("None") else ""
         console.print(Padding(Text(f"{finding.message}\n{finding.remedy}{also}{source}"), (0, 0, 0, 2)), highlight=False)
     console.print()
 
