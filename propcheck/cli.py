@@ -126,7 +126,7 @@ def scan(
     overrides: list[str | Override] = [*(assignments or ())]
     overrides += [parse_override(one, "--arg", "python.args") for one in arguments or ()]
     overrides += [Override(key, value, option) for option, key, value in options if value is not None]
-    probe = load_probe(target, overrides, {"scan": settings.scan})
+    probe = load_probe(target, overrides, {"scan": settings.scan, "rules": settings.judging})
     directory = out or Path(settings.out or Path("reports") / probe.name)
     _check_writable(directory)
 
@@ -135,7 +135,8 @@ def scan(
     import propcheck.rules
     from propcheck.api import check_rules
 
-    selected, ignored = _rule_ids("--select", select), _rule_ids("--ignore", ignore)
+    selected = _rule_ids("--select", select) or settings.select
+    ignored = _rule_ids("--ignore", ignore) or settings.ignore
     check_rules(probe, (*selected, *ignored))
 
     import propcheck.scanning

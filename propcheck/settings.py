@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
-from propcheck.probe import ScanConfig
+from propcheck.probe import RuleId, RuleSettings, ScanConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,20 @@ class ToolSettings(ScanConfig):
         "error", alias="fail-level", description="Least severity that gives status 1."
     )
     detail: Literal["block", "site"] = Field("block", description="What a row of the table is.")
+    select: tuple[str, ...] = Field((), description="Ids or names of the only rules to judge by.")
+    ignore: tuple[str, ...] = Field((), description="Ids or names of rules to leave out.")
+    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads; default: as many as torch takes.")
 
     @property
     def scan(self) -> dict[str, Any]:
         """The keys of ``[scan]`` that the table gives; a probe file that has one overrules it."""
         return self.model_dump(include=self.model_fields_set & set(ScanConfig.model_fields))
+
+    @property
+    def judging(self) -> dict[str, Any]:
+        """The tables of rules; one of the same rule in the probe overrules it."""
+        return {id_: rule.model_dump(exclude_none=True) for id_, rule in self.rules.items()}
 
 
 def read_settings(folder: Path) -> ToolSettings:

@@ -283,6 +283,23 @@ def test_pyproject_gives_defaults_that_options_and_the_probe_overrule(scanner, t
     assert scanner.probe.scan.seeds == (0,)  # the file says so
 
 
+@pytest.mark.usefixtures("capsys")
+def test_pyproject_says_how_rules_judge_and_options_and_the_probe_overrule_it(scanner, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.propcheck]\nselect = ['PC201', 'PC205']\nignore = ['token-collapse']\n"
+        "[tool.propcheck.rules.PC201]\nthreshold = 20\nseverity = 'note'\n[tool.propcheck.rules.PC205]\nseverity = 'note'\n"
+    )
+    assert run(["scan", "tiny", "--no-plots"]) == 0
+    assert (scanner.judged["select"], scanner.judged["ignore"]) == (("PC201", "PC205"), ("token-collapse",))
+    assert (scanner.judged["settings"]["PC201"].threshold, scanner.judged["settings"]["PC201"].severity) == (20, "note")
+    assert run(["scan", "tiny", "--no-plots", "--select", "PC301", "--set", "rules.PC201.threshold=30"]) == 0
+    assert scanner.judged["select"] == ("PC301",)
+    assert scanner.judged["settings"]["PC201"].threshold == 30
+    assert scanner.judged["settings"]["PC205"].severity == "note"
+    (tmp_path / "pyproject.toml").write_text("[tool.propcheck]\nignore = ['PC999']\n")
+    assert run(["scan", "tiny", "--no-plots"]) == 2
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

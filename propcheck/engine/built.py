@@ -98,6 +98,12 @@ def loss_of(target: Target, output: Any, batch: Batch) -> Loss:
     if target.loss is None:
         loss = default_loss(output, batch)
     else:
+        try:
+            signature(target.loss).bind(output, batch)
+        except TypeError as error:
+            raise PropcheckError(
+                f"the target's loss is called as loss(output, batch), which it does not take: {error}"
+            ) from None
         value = target.loss(output, batch)
         if not isinstance(value, Tensor):
             raise PropcheckError(f"the target's loss function must return a tensor, it returned a {type(value).__name__}")

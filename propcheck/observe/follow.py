@@ -25,7 +25,17 @@ from propcheck.observe.parts import before_sum, carry, keep, parts_of
 from propcheck.observe.propagate import Propagation, tensors_in
 from propcheck.observe.statistics import addition_statistics, frobenius, joint_statistics
 from propcheck.observe.sums import Sum, channels_last, fused_sum, kept, sum_of, version
-from propcheck.observe.trace import Addition, Update, is_stream, is_transformed, mark, outermost, signal_of, stands_for, trace_of
+from propcheck.observe.trace import (
+    Addition,
+    Update,
+    is_stream,
+    is_transformed,
+    mark,
+    outermost,
+    signal_of,
+    stands_for,
+    trace_of,
+)
 from propcheck.observe.weights import run_embedding, run_linear
 from propcheck.records import Angle, Doubling
 

@@ -83,3 +83,12 @@ def test_a_random_direction_weighs_every_output_that_has_a_gradient():
 def test_an_output_without_a_gradient_has_no_direction():
     with pytest.raises(PropcheckError, match=r"no floating-point tensor with a gradient, but a float32 tensor \[2\]"):
         random_direction(torch.zeros(2), IDS)
+
+
+def test_a_loss_that_takes_something_else_is_refused_in_one_line():
+    import propcheck
+    from propcheck.errors import PropcheckError
+
+    target = propcheck.Target(torch.nn.Linear(4, 4), batch=(torch.zeros(2, 4),), loss=lambda output: output.sum())
+    with pytest.raises(PropcheckError, match=r"called as loss\(output, batch\), which it does not take"):
+        propcheck.scan(lambda: target)
