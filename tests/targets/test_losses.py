@@ -90,5 +90,5 @@ def test_a_loss_that_takes_something_else_is_refused_in_one_line():
     from propcheck.errors import PropcheckError
 
     target = propcheck.Target(torch.nn.Linear(4, 4), batch=(torch.zeros(2, 4),), loss=lambda output: output.sum())
-    with pytest.raises(PropcheckError, match=r"called as loss\(output, batch\), which it does not take"):
+    with pytest.raises(PropcheckError, match=r"does not take loss\(output, batch\), which it is called with"):
         propcheck.scan(lambda: target)
