@@ -164,8 +164,8 @@ NONFINITE_ACTIVATION = Rule(
     "finding's place is there.",
     basis="Arithmetic: no number of them is acceptable.",
     source="IEEE 754: NaN and infinity propagate through sums and products.",
-    remedy="Look at the operation named, or where none is, at the sublayer: fully masked attention rows, exponentials of positive "
-    "sums, division by zero, or a range that the dtype does not have (fp16 ends at 65504).",
+    remedy="Look at the operation named, or where none is, at the sublayer: fully masked attention rows, exponentials of "
+    "positive sums, division by zero, or a range that the dtype does not have (fp16 ends at 65504).",
     check=_nonfinite_activation,
     pool="any",
     follows=(("PC102", "any"),),
