@@ -12,10 +12,11 @@ import torch
 
 from propcheck.engine.memory import free_memory
 from propcheck.engine.once import Manner, run_once
-from propcheck.engine.shadow import has_narrow, is_narrow
+from propcheck.engine.shadow import has_narrow
 from propcheck.engine.uncut import CannotCutError
 from propcheck.errors import PropcheckError
 from propcheck.observe.shadow import Casts, Draws, Spool, compare
+from propcheck.observe.statistics import is_narrow
 from propcheck.observe.trace import is_transformed
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from propcheck.build.replay import Replay
 from propcheck.engine.realise import Realiser
 from propcheck.errors import PropcheckError
+from propcheck.observe.statistics import is_narrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from propcheck.build.random import Workers
     from propcheck.build.record import Entry, Recording
     from propcheck.engine.built import Built
-
-
-def is_narrow(dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype are widened: floating-point ones of fewer than 32 bits."""
-    return dtype.is_floating_point and dtype.itemsize < 4
 
 
 class WideReplay(Replay):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from propcheck.observe.statistics import is_narrow
 from propcheck.observe.trace import is_transformed, trace_of
 from propcheck.records import Angle
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FUNCTIONS = frozenset({"sin", "cos", "sin_", "cos_", "polar"})
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 class Angles:
@@ -38,7 +38,7 @@ class Angles:
         sources = [self._names.get(id(angles)), *(sorted(trace.parameters) if trace is not None else ())]
         parameter = next((name for name in sources if name in self._coarse), None)
         dtype = self._coarse[parameter] if parameter is not None else angles.dtype
-        if dtype in _HALVES and angles.numel() and not is_transformed(angles) and (module, parameter) not in self._met:
+        if is_narrow(dtype) and angles.numel() and not is_transformed(angles) and (module, parameter) not in self._met:
             self._met[module, parameter] = dtype, angles.detach().abs().amax().double()
 
     def records(self, block_of: Callable[[str | None], int | None]) -> tuple[Angle, ...]:

@@ -39,6 +39,7 @@ from propcheck.observe.functions import (
 )
 from propcheck.observe.mixing import mixed_streams, spread_by_einsum
 from propcheck.observe.norms import Norms
+from propcheck.observe.statistics import is_narrow
 from propcheck.observe.trace import (
     Node,
     Trace,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DIVISIONS = {"div", "divide", "true_divide"}
-_HALVES = {torch.bfloat16, torch.float16}
 
 
 class Propagation:
@@ -123,7 +123,7 @@ class Propagation:
             parameter = self._names.get(id(operand))
             if parameter is not None:
                 brought.append((operand, frozenset({parameter})))
-                if operand.dtype in _HALVES:
+                if is_narrow(operand.dtype):
                     self.coarse[parameter] = operand.dtype
             elif trace is None:
                 unknown = True
@@ -298,7 +298,7 @@ class Propagation:
             return None
         if name in CASTS:
             return before if result is operand else None  # a cast to the dtype that it has is none
-        if name not in SCALINGS | ADDITIONS | DIFFERENCES or operand.dtype not in _HALVES or result.dtype in _HALVES:
+        if name not in SCALINGS | ADDITIONS | DIFFERENCES or not is_narrow(operand.dtype) or is_narrow(result.dtype):
             return before
         other = next((one for one in tensors_in((*args, *kwargs.values())) if one.dtype == result.dtype), None)
         if other is None:
