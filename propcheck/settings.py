@@ -34,6 +34,11 @@ class ToolSettings(ScanConfig):
         return self.model_dump(include=self.model_fields_set & set(ScanConfig.model_fields))
 
     @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """What the table gives for the sections of a probe."""
+        return {"scan": self.scan, "rules": self.judging}
+
+    @property
     def judging(self) -> dict[str, Any]:
         """The tables of rules; one of the same rule in the probe overrules it."""
         return {id_: rule.model_dump(exclude_none=True) for id_, rule in self.rules.items()}

@@ -1,0 +1,40 @@
+"""``propcheck probes``, ``propcheck rules`` and ``propcheck keys``: what there is to name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from propcheck.commands.running import write_stdout
+
+
+def probes() -> None:
+    """List the bundled probes."""
+    from propcheck.probe import load_probe
+    from propcheck.sources import bundled_probes
+
+    loaded = {name: load_probe(name) for name in bundled_probes()}
+    width = max(map(len, loaded))
+    write_stdout("".join(f"{name:<{width}}  {probe.description}\n" for name, probe in loaded.items()))
+
+
+def rules(
+    rule: Annotated[str | None, typer.Argument(metavar="[ID]", help="Explain this rule: its id or its name.")] = None,
+) -> None:
+    """List the rules, or explain one: what it sees, why it matters, its threshold and source, what to do (Markdown)."""
+    from propcheck.rules import ALL, explain
+
+    if rule is not None:
+        write_stdout(explain(rule) + "\n")
+    else:
+        width = max(len(one.name) for one in ALL)
+        write_stdout("".join(f"{one.id}  {one.name:<{width}}  {one.severity}\n" for one in ALL))
+
+
+def keys() -> None:
+    """Print every key of a probe file: what it takes, its default and what it does (Markdown)."""
+    from propcheck.keys import page
+    from propcheck.probe import Probe
+
+    write_stdout(page(Probe))
