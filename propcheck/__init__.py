@@ -9,14 +9,23 @@ from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
     from propcheck.api import Run, scan
+    from propcheck.api_compare import Comparison, Gate, compare, gate
     from propcheck.targets.target import Target
 
 __version__ = "0.1.0"
 
-__all__ = ["PropcheckError", "Run", "Target", "__version__", "scan"]
+__all__ = ["Comparison", "Gate", "PropcheckError", "Run", "Target", "__version__", "compare", "gate", "scan"]
 
 # Imported when they are first asked for: they need torch, and the command line's help must not wait for that.
-_LATER = {"Run": "propcheck.api", "scan": "propcheck.api", "Target": "propcheck.targets.target"}
+_LATER = {
+    "Comparison": "propcheck.api_compare",
+    "Gate": "propcheck.api_compare",
+    "Run": "propcheck.api",
+    "Target": "propcheck.targets.target",
+    "compare": "propcheck.api_compare",
+    "gate": "propcheck.api_compare",
+    "scan": "propcheck.api",
+}
 
 
 def __getattr__(name: str) -> Any:

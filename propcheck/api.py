@@ -87,6 +87,17 @@ class Run:
             write_plots(self.record, place)
         return place
 
+    def save_baseline(self, path: str | Path) -> Path:
+        """Write a baseline file and its summary; ``PropcheckError`` where that cannot be, or the run has a NaN."""
+        from propcheck import gating
+        from propcheck.baseline import write_baseline
+        from propcheck.tolerance import Tolerances
+
+        place = Path(path)
+        gating.check_fit(gating.gate(self.record, dataclasses.replace(self.record, path=str(path)), Tolerances()))
+        write_baseline(self.record, place)
+        return place
+
     def __str__(self) -> str:
         from rich.console import Console
 

@@ -14,9 +14,12 @@ import typer
 import typer.main
 
 from propcheck import __version__
+from propcheck.commands.compare import compare
+from propcheck.commands.gate import gate
 from propcheck.commands.listings import keys, probes, rules
 from propcheck.commands.running import write_stdout
 from propcheck.commands.scan import scan
+from propcheck.commands.sweep import sweep
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def _propcheck(
         raise PropcheckError("no command; propcheck --help lists them")
 
 
-for command in (scan, probes, rules, keys):
+for command in (scan, compare, gate, sweep, probes, rules, keys):
     app.command()(command)
 
 

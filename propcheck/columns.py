@@ -93,6 +93,8 @@ PARAMETER_COLUMNS: Mapping[str, str] = MappingProxyType(
         "requires_grad": "Whether it is trained.",
         "grad_state": "norm (finite, not zero), zero, none (no path from the loss) or nonfinite; null where not observed.",
         "grad_norm": "Frobenius norm of its gradient.",
+        "grad_spread": "Standard deviation (n - 1) over the seeds of the natural logarithm of that norm; null for one seed, or "
+        "where a seed's norm is zero, none or not finite.",
         "used": "Whether any operation of the forward pass used it; null where not observed.",
     }
 )

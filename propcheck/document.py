@@ -54,6 +54,19 @@ def run_document(run: Run) -> dict[str, Any]:
     }
 
 
+def stored_document(run: Run) -> dict[str, Any]:
+    """Give :func:`run_document` and what the files of a run have beside it: what :func:`run_from_document` reads."""
+    return {
+        **run_document(run),
+        "config_hash": run.config_hash,
+        "command": run.command,
+        "notes": list(run.notes),
+        "unobserved": list(run.unobserved),
+        **{name: [dataclasses.asdict(one) for one in getattr(run, name)] for name in ("doublings", "angles", "origins")},
+        "settings": run.settings,
+    }
+
+
 def _growth(growth: Growth | None) -> dict[str, Any] | None:
     return None if growth is None else {**dataclasses.asdict(growth), "total": growth.total}
 
@@ -84,11 +97,11 @@ def restore(value: float | str | None) -> float | str | None:
 
 
 def run_from_document(document: dict[str, Any]) -> Run:
-    """Read what :func:`run_document` wrote and what ``run.json`` has beside it, without rows.
+    """Read what :func:`stored_document` wrote, without rows.
 
     Raises
     ------
-    KeyError, TypeError
+    KeyError, TypeError, AttributeError, ValueError
         A key is missing, or holds something else than it should.
     """
     run, model = document["run"], dict(document["run"]["model"])
@@ -101,7 +114,7 @@ def run_from_document(document: dict[str, Any]) -> Run:
         seeds=tuple(run["seeds"]),
         engine=EngineInfo(**run["engine"]),
         versions=dict(run["versions"]),
-        loss=LossInfo(**_numbers(document["loss"], *document["loss"])),
+        loss=_loss(document["loss"]),
         config_hash=document["config_hash"],
         command=document["command"],
         sites=(),
@@ -114,6 +127,11 @@ def run_from_document(document: dict[str, Any]) -> Run:
         origins=tuple(Origin(**{**item, "tokens": tuple(item["tokens"])}) for item in document.get("origins", ())),
         settings=dict(document["settings"]),
     )
+
+
+def _loss(item: dict[str, Any]) -> LossInfo:
+    by_seed: Any = tuple(restore(one) for one in item.get("by_seed", ()))  # runs of version 0.1 have none
+    return LossInfo(**{**_numbers(item, *item), "by_seed": by_seed})
 
 
 def _finding(item: dict[str, Any]) -> Finding:

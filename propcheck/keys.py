@@ -107,6 +107,8 @@ def _message(fault: Mapping[str, Any], where: tuple[str, ...], schema: type[Base
     if fault["type"] == "extra_forbidden":
         return f"unknown key {dotted}; {_suggestion(where, schema)}"
     if fault["loc"] and fault["loc"][-1] == "[key]":
+        if fault["type"] == "literal_error":
+            return f"unknown key {dotted}; it must be {fault['ctx']['expected']}"
         return f"{dotted} is not a rule; a rule is PC and three digits, as in PC204"
     if fault["type"] == "value_error":
         reason = str(fault["ctx"]["error"])

@@ -14,13 +14,14 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from propcheck.decoder.config import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
 from propcheck.sources import PATHS, Override, Source, apply, check_kind, parse_override, read_target
+from propcheck.tolerance import Gated, Quantity, Tolerances, parse_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ TokenSource = Literal["zipf", "uniform", "tokens", "text"]
 TOKEN_SOURCES = typing.get_args(TokenSource)
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Share = Annotated[float, BeforeValidator(parse_tolerance)]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B", re.IGNORECASE)
 _EXPONENT = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -179,6 +181,35 @@ class RuleSettings(Section):
     severity: Severity | None = Field(None, description="What its findings are worth; default: as the rule has it.")
 
 
+class GateConfig(Section):
+    """The `[gate]` section: by how much a run may differ from its baseline."""
+
+    tolerance: Share = Field(
+        0.05,
+        description='Share such as "5%" or 0.05: values pass that are up to so much larger, or smaller by the same factor.',
+    )
+    quantities: dict[Gated, Share] = Field(
+        default_factory=dict,
+        description='Shares of single quantities, as in `{ loss = "1%" }`; they count before `tolerance`. There are '
+        + ", ".join(f"`{name}`" for name in typing.get_args(Gated))
+        + ".",
+    )
+    modules: dict[str, Share] = Field(
+        default_factory=dict,
+        description='Shares by glob over module paths and parameter names, as in `{ "layers.0.*" = "20%" }`; they count before '
+        "both, the last that matches before the others.",
+    )
+    floor: float = Field(
+        1e-12, ge=0, description="What is of at most this magnitude on both sides is taken for zero, and passes."
+    )
+
+    @property
+    def tolerances(self) -> Tolerances:
+        """The section as the gate takes it."""
+        quantities: dict[Quantity, float] = dict(self.quantities.items())
+        return Tolerances(self.tolerance, quantities, self.modules, self.floor)
+
+
 class Probe(Section):
     """A whole probe file."""
 
@@ -211,6 +242,9 @@ class Probe(Section):
     )
     scan: ScanConfig = Field(default_factory=ScanConfig, description="How the scan runs.")
     rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
+    gate: GateConfig = Field(
+        default_factory=GateConfig, description="By how much a run may differ from its baseline (`propcheck gate`)."
+    )
 
     @field_validator("name")
     @classmethod
@@ -303,8 +337,8 @@ def _origin(where: tuple[str, ...], overrides: Sequence[Override], as_written: s
 def config_hash(probe: Probe) -> str:
     """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
 
-    Left out: name, description and base, where files lie, and the memory budget, which changes how a scan runs and not what
-    it finds. Of a config.json or a Python file the content counts; of an installed module its name.
+    Left out: name, description and base, where files lie, the memory budget, which changes how a scan runs and not what
+    it finds, and what a gate lets pass. Of a config.json or a Python file the content counts; of an installed module its name.
     """
     left_out: dict[str, Any] = {
         "name": True,
@@ -312,6 +346,7 @@ def config_hash(probe: Probe) -> str:
         "base": True,
         "inputs": set(PATHS["inputs"]),
         "scan": {"memory"},
+        "gate": True,
     }
     data = probe.model_dump(mode="python", exclude=left_out)
     if data["inputs"]["vocabulary"] is None:
@@ -350,6 +385,14 @@ def parse_size(text: str) -> int:
 
 def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
     """Return the keys in which two probes differ and that decide a scan's numbers: dotted key, value here, value there."""
+    return differing(*(one.model_dump(include=_DECIDING) for one in (probe, base)))
+
+
+_DECIDING = {"model", "residual", "init", "huggingface", "python", "precision", "inputs"}
+
+
+def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the same of the settings that runs keep: every key of a probe, section by section."""
 
     def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -357,7 +400,6 @@ def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
             found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
         return found
 
-    keep = {"model", "residual", "init", "huggingface", "python", "precision", "inputs"}
-    here, there = (flat(one.model_dump(include=keep)) for one in (probe, base))
+    here, there = (flat({key: one[key] for key in one if key in _DECIDING}) for one in (settings, others))
     keys = dict.fromkeys((*here, *there))  # a table of the target's own keys may have one that the other lacks
     return [(key, here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)]

@@ -121,6 +121,7 @@ class ParameterRecord:
     requires_grad: bool = True
     grad_state: GradState | None = None
     grad_norm: float | None = None
+    grad_spread: float | None = None
     used: bool | None = None
 
 
@@ -161,7 +162,8 @@ class EngineInfo:
 class LossInfo:
     """First loss (mean over seeds) and ln(vocabulary), the loss of a uniform guess; None where there is no vocabulary.
 
-    ``lowest`` and ``highest`` are the first losses of the seeds that lie farthest apart, None where there is one seed.
+    ``lowest`` and ``highest`` are the first losses of the seeds that lie farthest apart, None where there is one seed;
+    ``by_seed`` are all of them, in the order of the run's seeds.
     ``logit_std`` is the standard deviation of a token's logits over the vocabulary (root of the mean variance over the tokens),
     ``logit_absmax`` the largest magnitude among them; None where the logits were not seen.
     """
@@ -172,6 +174,7 @@ class LossInfo:
     logit_absmax: float | None = None
     lowest: float | None = None
     highest: float | None = None
+    by_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

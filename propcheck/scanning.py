@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from collections import Counter
@@ -34,7 +35,7 @@ from propcheck.targets.precision import described
 from propcheck.theory import predict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from propcheck.engine.once import Pass
     from propcheck.observe.additions import Site
@@ -180,7 +181,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
         command=command,
         settings=probe.model_dump(mode="json"),
         sites=tuple(rows),
-        parameters=_parameters(first),
+        parameters=_parameters(first, passes),
         norms=tuple(norms),
         doublings=first.doublings,
         angles=first.angles,
@@ -207,6 +208,7 @@ def _loss_info(passes: list[Pass]) -> LossInfo:
         logit_absmax=max(one.absmax for one in logits) if logits else None,
         lowest=min(losses) if len(losses) > 1 else None,
         highest=max(losses) if len(losses) > 1 else None,
+        by_seed=tuple(losses),
     )
 
 
@@ -259,8 +261,8 @@ def _model_info(one: Pass, rows: list[SiteRecord]) -> ModelInfo:
 _WRITING = ("linear", "convolution")
 
 
-def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
-    """Return the rows of ``parameters.parquet``: those of the first seed."""
+def _parameters(one: Pass, passes: Sequence[Pass]) -> tuple[ParameterRecord, ...]:
+    """Return the rows of ``parameters.parquet``: those of the first seed, and how far the gradients of all seeds spread."""
     owners: dict[str, Site] = {}
     branches = Counter(name for site in one.sites for name in site.branch.parameters)
     writers: set[tuple[str, int]] = set()  # pattern and site: experts are written by each other's like
@@ -296,10 +298,17 @@ def _parameters(one: Pass) -> tuple[ParameterRecord, ...]:
                 requires_grad=entry.requires_grad,
                 grad_state=_grad_state(gradient) if entry.kind == "parameter" else None,
                 grad_norm=gradient,
+                grad_spread=_spread([seed.gradients.get(entry.name) for seed in passes]),
                 used=any(name in one.used for name in entry.names),
             )
         )
     return tuple(records)
+
+
+def _spread(norms: Sequence[float | None]) -> float | None:
+    """Return the standard deviation of the logarithms, or None where there is one seed or a logarithm is not finite."""
+    logs = [math.log(norm) for norm in norms if norm is not None and 0 < norm < math.inf]
+    return statistics.stdev(logs) if 1 < len(logs) == len(norms) else None
 
 
 def _grad_state(norm: float | None) -> GradState:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
-from propcheck.probe import RuleId, RuleSettings, ScanConfig
+from propcheck.probe import GateConfig, RuleId, RuleSettings, ScanConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ class ToolSettings(ScanConfig):
     select: tuple[str, ...] = Field((), description="Ids or names of the only rules to judge by.")
     ignore: tuple[str, ...] = Field((), description="Ids or names of rules to leave out.")
     rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="By how much a run may differ from its baseline.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads; default: as many as torch takes.")
 
     @property
@@ -36,7 +37,7 @@ class ToolSettings(ScanConfig):
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
         """What the table gives for the sections of a probe."""
-        return {"scan": self.scan, "rules": self.judging}
+        return {"scan": self.scan, "rules": self.judging, "gate": self.gate.model_dump(exclude_unset=True)}
 
     @property
     def judging(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from propcheck.probe import Probe
-from propcheck.scanning import scan
+from propcheck.scanning import _spread, scan
 
 SMALL = {"layers": 3, "width": 32, "vocabulary": 50, "mixers": ["deltanet", "attention"], "deltanet": {"chunk": 8}}
 
@@ -25,6 +25,21 @@ def test_a_run_says_what_was_scanned():
     assert run.model.parameters == sum(p.numel for p in run.parameters if p.kind == "parameter")
     assert all(p.grad_state == "norm" for p in run.parameters)
     assert run.sites[0].stream_rms != run.sites[6].stream_rms  # each seed draws its own weights
+
+
+def test_the_spread_of_a_gradient_is_that_of_its_logarithm_over_the_seeds():
+    # The logarithms of 1, e and e^2 are 0, 1 and 2: a variance of (1 + 0 + 1) / 2 about their mean.
+    assert _spread([1.0, math.e, math.e**2]) == pytest.approx(1)
+    assert _spread([3.0]) is None
+    assert [_spread([3.0, 2.0, other]) for other in (0.0, None, math.inf, math.nan)] == [None] * 4
+    several = scan(probe(scan={"seeds": (3, 4, 5)}), target="p").parameters
+    alone = [scan(probe(scan={"seeds": (seed,)}), target="p").parameters for seed in (3, 4, 5)]
+    for found, *each in zip(several, *alone, strict=True):
+        logs = [math.log(one.grad_norm) for one in each]
+        mean = sum(logs) / 3
+        assert found.grad_spread == pytest.approx((sum((x - mean) ** 2 for x in logs) / 2) ** 0.5, rel=1e-6)
+    assert all(one.grad_spread > 0 for one in several)
+    assert all(one.grad_spread is None for one in alone[0])
 
 
 def test_placements_share_every_weight_of_the_same_name():

@@ -139,7 +139,8 @@ def test_a_truncated_file_is_named(name, kept, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "1", "{}", '{"schema_version": 1}', '{"schema_version": 1, "run": null}', '{"loss": NaN}', "\xff"]
+    "text",
+    ["[]", "1", "{}", '{"schema_version": 1}', '{"schema_version": 1, "run": null}', '{"loss": NaN}', "\xff", "[" * 100_000],
 )
 def test_a_foreign_run_json_is_refused(text, run, tmp_path):
     store.write_run(run, tmp_path)
@@ -181,6 +182,69 @@ def test_a_newer_schema_is_refused(run, tmp_path):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(PropcheckError, match="written by a newer propcheck"):
         store.read_run(tmp_path)
+
+
+def aged(directory, *, columns=(), extra=()):
+    """Make a run one of schema 0, which lacks some columns and has others."""
+    document = json.loads((directory / "run.json").read_text())
+    for path in directory.glob("*.parquet"):
+        table = pq.read_table(path)
+        metadata = {**table.schema.metadata, b"propcheck.schema_version": b"0"}
+        table = table.drop_columns([name for name in columns if name in table.schema.names])
+        for name in extra:
+            table = table.append_column(name, pa.array([1.0] * len(table)))
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        document["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (directory / "run.json").write_text(json.dumps({**document, "schema_version": 0}))
+
+
+def test_an_older_schema_is_refused_unless_it_is_forced(run, tmp_path):
+    store.write_run(run, tmp_path)
+    aged(tmp_path, columns=("block", "cosine", "grad_norm"), extra=("gone",))
+    with pytest.raises(
+        PropcheckError, match=r"run\.json: written by an older propcheck \(schema 0; this one reads 1\); scan again"
+    ):
+        store.read_run(tmp_path)
+    read = store.read_run(tmp_path, force=True)
+    assert {(site.block, site.cosine) for site in read.sites} == {(None, None)}
+    assert [site.stream_rms for site in read.sites] == [site.stream_rms for site in run.sites]
+    assert [one.grad_norm for one in read.parameters] == [None, None]
+    assert (read.findings, read.loss, read.settings) == (run.findings, run.loss, run.settings)
+
+
+def test_an_older_schema_without_a_column_that_is_never_null_is_refused_even_so(run, tmp_path):
+    store.write_run(run, tmp_path)
+    aged(tmp_path, columns=("numel",))
+    with pytest.raises(PropcheckError, match=r"parameters\.parquet: columns are not those of schema 1 \(numel\)"):
+        store.read_run(tmp_path, force=True)
+
+
+def test_a_newer_schema_is_refused_even_when_forced(run, tmp_path):
+    store.write_run(run, tmp_path)
+    text = (tmp_path / "run.json").read_text().replace('"schema_version": 1', '"schema_version": 2')
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(PropcheckError, match="written by a newer propcheck"):
+        store.read_run(tmp_path, force=True)
+
+
+def test_a_column_of_another_type_or_with_an_impossible_null_is_named(run, tmp_path):
+    store.write_run(run, tmp_path)
+    table = pq.read_table(tmp_path / "sublayers.parquet")
+    for name, values, message in (
+        ("sum_rms", pa.array(["1"] * len(table)), "column sum_rms holds string, not double"),
+        ("seed", pa.array([None] * len(table), type=pa.int64()), "column seed has rows without a value"),
+    ):
+        changed = table.set_column(table.schema.names.index(name), name, values)
+        pq.write_table(changed, tmp_path / "sublayers.parquet")
+        with pytest.raises(PropcheckError, match=message):
+            store.read_run(tmp_path)
+
+
+def test_a_parquet_file_of_a_run_is_known_by_its_columns(run, tmp_path):
+    store.write_run(run, tmp_path)
+    assert {name: store.file_kind(pq.read_schema(tmp_path / name)) for name in store.FILES} == {n: n for n in store.FILES}
+    pq.write_table(pa.table({"seed": [1], "site": [1], "sublayer": ["mlp"]}), tmp_path / "another.parquet")
+    assert store.file_kind(pq.read_schema(tmp_path / "another.parquet")) is None
 
 
 def test_a_directory_that_is_none_is_refused(run, tmp_path):

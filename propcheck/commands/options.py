@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from propcheck.probe import Probe
+    from propcheck.records import Severity
     from propcheck.settings import ToolSettings
     from propcheck.sources import Override
 
 FailLevel = Literal["error", "warning", "note", "never"]
 
-_SEVERITIES = ("note", "warning", "error")
+_SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
 _MOST_SEEDS = 10_000
 
 
@@ -97,12 +98,15 @@ class Request:
     threads: int | None
 
 
-def request(target: str, options: ScanOptions, settings: ToolSettings) -> Request:
-    """Read what ``target`` names and check all that can be checked before the scan; ``PropcheckError`` where it is wrong."""
+def request(target: str, options: ScanOptions, settings: ToolSettings, overrides: Sequence[Override] = ()) -> Request:
+    """Read what ``target`` names and check all that can be checked before the scan; ``PropcheckError`` where it is wrong.
+
+    ``overrides`` are applied after those of the options.
+    """
     from propcheck.api import check_rules
     from propcheck.probe import load_probe
 
-    probe = load_probe(target, options.overrides(), settings.defaults)
+    probe = load_probe(target, [*options.overrides(), *overrides], settings.defaults)
     selected = _rule_ids("--select", options.select) or settings.select
     ignored = _rule_ids("--ignore", options.ignore) or settings.ignore
     check_rules(probe, (*selected, *ignored))
@@ -143,7 +147,7 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def failing(fail_level: FailLevel) -> tuple[str, ...]:
+def failing(fail_level: FailLevel) -> tuple[Severity, ...]:
     """Return the severities that give status 1."""
     return () if fail_level == "never" else _SEVERITIES[_SEVERITIES.index(fail_level) :]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from propcheck.commands import options as shared
-from propcheck.commands.running import check_writable, run_scan, save, write_stdout
+from propcheck.commands.output import OutputOptions, check, emit
+from propcheck.commands.running import check_writable, run_scan, save
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
     from propcheck.probe import Probe
-    from propcheck.records import Run
+    from propcheck.records import Run, Severity
+    from propcheck.report.results import Results
 
 
 @shared.grouped
@@ -34,7 +37,6 @@ def scan(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run is written; default: reports/NAME, overwritten.")
     ] = None,
-    output_format: Annotated[Literal["table", "json"], typer.Option(help="What is printed on standard output.")] = "table",
     detail: Annotated[
         Literal["block", "site"] | None, typer.Option(help="A row of the table is a block (default) or a site.")
     ] = None,
@@ -43,31 +45,30 @@ def scan(
         typer.Option(help="Least severity of a finding that gives status 1; default: error."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots.")] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    output: OutputOptions,
 ) -> None:
     """Run one forward and one backward pass of the full model and say where the signal is lost.
 
     Status 0: no finding at or above the fail level; 1: there is one; 2: a bad target, option or file; 130: interrupted.
     """
-    del debug  # read by `propcheck.cli.run`, which catches the errors
     from propcheck.settings import read_settings
 
     settings = read_settings(Path.cwd())
     request = shared.request(target, options, settings)
     directory = out or Path(settings.out or Path("reports") / request.probe.name)
     check_writable(directory)
-    run = run_scan(request, command=shlex.join(["propcheck", *ctx.obj]), quiet=quiet)
+    check(output, taken=[directory / "run.json"])
+    failing = shared.failing(fail_level or settings.fail_level)
+    run = run_scan(request, command=shlex.join(["propcheck", *ctx.obj]), quiet=output.quiet)
     run = dataclasses.replace(run, path=str(directory))
     run = dataclasses.replace(run, notes=(*run.notes, *_beside(request.probe, run, directory)))
     save(run, directory, plots=plots)
-    if not quiet and not (output_format == "table" and sys.stdout.isatty()):  # where the table itself does not show it
+    if not output.quiet and not (output.output_format == "table" and sys.stdout.isatty()):  # where no table shows them
         for note in run.notes:
             print(f"propcheck: {note}", file=sys.stderr)
-    if not quiet and output_format == "json":
+    if not output.quiet and output.output_format != "table":
         print(f"propcheck: wrote {directory}", file=sys.stderr)
-    write_stdout(_rendered(run, output_format, detail or settings.detail))
-    failing = shared.failing(fail_level or settings.fail_level)
+    _emit(run, request, output, failing, detail or settings.detail)
     raise typer.Exit(int(any(finding.severity in failing for finding in run.findings)))
 
 
@@ -88,16 +89,30 @@ def _beside(probe: Probe, run: Run, directory: Path) -> list[str]:
     return [*notes, measured_note(run, other, base.name)] if comparable(run, other) else notes
 
 
-def _rendered(run: Run, output_format: str, detail: Literal["block", "site"]) -> str:
-    if output_format == "json":
-        from propcheck.report.formats import to_json
-
-        return to_json(run).rstrip("\n") + "\n"
-    import rich.console
-
+def _emit(
+    run: Run, request: shared.Request, output: OutputOptions, failing: tuple[Severity, ...], detail: Literal["block", "site"]
+) -> None:
+    from propcheck.report.formats import to_json
+    from propcheck.report.github import to_github
+    from propcheck.report.junit import to_junit
+    from propcheck.report.location import location_of
+    from propcheck.report.markdown import scan_markdown
+    from propcheck.report.results import scan_results
+    from propcheck.report.sarif import to_sarif
     from propcheck.report.table import print_run
 
-    console = rich.console.Console()
-    with console.capture() as capture:
-        print_run(run, console, detail=detail)
-    return capture.get()
+    @functools.cache
+    def results() -> Results:
+        return scan_results(run, failing, location=location_of(run.target), select=request.select, ignore=request.ignore)
+
+    emit(
+        output,
+        table=lambda console: print_run(run, console, detail=detail),
+        views={
+            "json": lambda: to_json(run),
+            "markdown": lambda: scan_markdown(run),
+            "github": lambda: to_github(results()),
+            "junit": lambda: to_junit(results()),
+            "sarif": lambda: to_sarif(results()),
+        },
+    )

@@ -1,52 +1,40 @@
 """Two pictures of a run: the forward pass and the backward pass, by site, on a logarithmic axis, and what theory predicts.
 
-Matplotlib's object interface with the Agg canvas: no display, no global state. Values that a logarithmic axis cannot show are
-marked at its edges and counted in the caption, never dropped.
+Values that a logarithmic axis cannot show are marked at its edges and counted in the caption, never dropped.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from propcheck import depth
+from propcheck.report.drawing import (
+    DARK,
+    GREY,
+    KINDS,
+    ORANGE,
+    VERMILION,
+    caption,
+    drawable,
+    new_figure,
+    series,
+    undrawn,
+    write_figure,
+)
 from propcheck.wording import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from propcheck.records import Run, SiteRecord
-
-# Okabe and Ito's palette, told apart by all common kinds of colour vision; shapes differ too.
-_KINDS = {
-    "attention": ("#D55E00", "^"),
-    "linear_attention": ("#0072B2", "v"),
-    "ssm": ("#56B4E9", "<"),
-    "mlp": ("#009E73", "o"),
-    "moe": ("#CC79A7", "s"),
-    "other": ("#E69F00", "D"),
-}
-_DARK, _GREY, _PREDICTED = "#000000", "#888888", "#D55E00"
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """One quantity of some sites: median, lowest and highest over the seeds, and every (site, value) that was recorded."""
-
-    sites: tuple[int, ...]
-    values: tuple[float | None, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    recorded: tuple[tuple[int, float | None], ...]
+    from propcheck.report.drawing import Series
 
 
 def write_plots(run: Run, directory: Path) -> list[Path]:
@@ -68,65 +56,40 @@ def write_plots(run: Run, directory: Path) -> list[Path]:
     curve = depth.profile(run)
     paths = []
     for name, draw in (("forward.png", _forward), ("backward.png", _backward)):
-        figure = Figure(figsize=(10, 5.2), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(10, 5.2)
         draw(figure, run, curve)
-        temporary = directory / f".{name}.{os.getpid()}.tmp"
-        try:
-            # Without the version of matplotlib in the file, its bytes depend on what is drawn alone.
-            figure.savefig(temporary, format="png", metadata={"Software": None})
-            temporary.replace(directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        paths.append(directory / name)
+        paths.append(write_figure(figure, directory / name))
     return paths
 
 
 def _forward(figure: Figure, run: Run, curve: depth.Profile) -> None:
     axes = _axes(figure, run, curve, "Forward: RMS by residual addition", "RMS")
     drawn = [
-        *_lines(axes, run, "sum_rms", "sum", _DARK, "-"),
-        *_lines(axes, run, "stream_rms", "stream (before the addition)", _GREY, "--"),
+        *_lines(axes, run, "sum_rms", "sum", DARK, "-"),
+        *_lines(axes, run, "stream_rms", "stream (before the addition)", GREY, "--"),
     ]
     _theory(axes, run, "theory_sum_rms")
     for kind, members in _by_kind(curve):
-        drawn.append(_marks(axes, _series(run, members, "update_rms"), f"update: {kind}", *_KINDS[kind]))
+        drawn.append(_marks(axes, series(run, members, "update_rms"), f"update: {kind}", *KINDS[kind]))
     _finish(figure, axes, drawn)
 
 
 def _backward(figure: Figure, run: Run, curve: depth.Profile) -> None:
     axes = _axes(figure, run, curve, "Backward: gradient norms by residual addition", "norm of the gradient")
     drawn = [
-        *_lines(axes, run, "grad_stream_norm", "stream", _DARK, "-"),
-        *_lines(axes, run, "grad_sum_norm", "sum", _GREY, "--"),
-        *_lines(axes, run, "grad_update_norm", "update", "#E69F00", ":"),
+        *_lines(axes, run, "grad_stream_norm", "stream", DARK, "-"),
+        *_lines(axes, run, "grad_sum_norm", "sum", GREY, "--"),
+        *_lines(axes, run, "grad_update_norm", "update", ORANGE, ":"),
     ]
     _theory(axes, run, "theory_grad_norm")
     for kind, members in _by_kind(curve):
-        drawn.append(_marks(axes, _series(run, members, "param_grad_norm"), f"parameters: {kind}", *_KINDS[kind]))
+        drawn.append(_marks(axes, series(run, members, "param_grad_norm"), f"parameters: {kind}", *KINDS[kind]))
     _finish(figure, axes, drawn)
 
 
 def _by_kind(curve: depth.Profile) -> list[tuple[str, list[SiteRecord]]]:
-    kinds = [(kind, [record for record in curve.sites if record.sublayer == kind]) for kind in _KINDS]
+    kinds = [(kind, [record for record in curve.sites if record.sublayer == kind]) for kind in KINDS]
     return [(kind, members) for kind, members in kinds if members]
-
-
-def _series(run: Run, sites: Sequence[SiteRecord], column: str) -> _Series:
-    shown: dict[int, list[float]] = {record.site: [] for record in sites}
-    recorded = tuple((record.site, getattr(record, column)) for record in run.sites if record.site in shown)
-    for where, value in recorded:
-        if _drawable(value):
-            shown[where].append(value)
-
-    def ends(pick: Callable[[list[float]], float]) -> tuple[float | None, ...]:
-        return tuple(pick(values) if len(values) > 1 else None for values in shown.values())
-
-    return _Series(tuple(shown), tuple(getattr(record, column) for record in sites), ends(min), ends(max), recorded)
-
-
-def _drawable(value: float | None) -> bool:
-    return value is not None and 0 < value < math.inf
 
 
 def _axes(figure: Figure, run: Run, curve: depth.Profile, title: str, label: str) -> Axes:
@@ -142,13 +105,9 @@ def _axes(figure: Figure, run: Run, curve: depth.Profile, title: str, label: str
     return axes
 
 
-def _points(series: _Series) -> list[float]:
-    return [value if value is not None and _drawable(value) else math.nan for value in series.values]
-
-
-def _lines(axes: Axes, run: Run, column: str, label: str, colour: str, style: str) -> list[_Series]:
+def _lines(axes: Axes, run: Run, column: str, label: str, colour: str, style: str) -> list[Series]:
     """Draw a line for each stream: none leads from an encoder to its decoder."""
-    parts = [_series(run, stream.sites, column) for stream in depth.streams(run)]
+    parts = [series(run, stream.sites, column) for stream in depth.streams(run)]
     return [_line(axes, part, label if part is parts[0] else None, colour, style) for part in parts]
 
 
@@ -156,68 +115,47 @@ def _theory(axes: Axes, run: Run, column: str) -> None:
     """Draw what was predicted, where anything was. A null among it is no value that was not observed."""
     label: str | None = "theory"
     for stream in depth.streams(run):
-        points = _points(_series(run, stream.sites, column))
+        points = series(run, stream.sites, column).points
         if any(map(math.isfinite, points)):
             sites = [record.site for record in stream.sites]
-            axes.plot(sites, points, color=_PREDICTED, label=label, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2.5)
+            axes.plot(sites, points, color=VERMILION, label=label, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2.5)
             label = None
 
 
-def _line(axes: Axes, series: _Series, label: str | None, colour: str, style: str) -> _Series:
+def _line(axes: Axes, one: Series, label: str | None, colour: str, style: str) -> Series:
     # A gap in a line hides a lone point between two gaps; a small dot shows it.
-    axes.plot(
-        series.sites, _points(series), style, color=colour, label=label, linewidth=1.5, marker=".", markersize=2.5, zorder=2
-    )
-    _band(axes, series, colour)
-    return series
+    axes.plot(one.sites, one.points, style, color=colour, label=label, linewidth=1.5, marker=".", markersize=2.5, zorder=2)
+    _band(axes, one, colour)
+    return one
 
 
-def _marks(axes: Axes, series: _Series, label: str, colour: str, marker: str) -> _Series:
-    axes.plot(series.sites, _points(series), marker, color=colour, label=label, markersize=4.5, markeredgewidth=0, zorder=3)
-    _band(axes, series, colour)
-    return series
+def _marks(axes: Axes, one: Series, label: str, colour: str, marker: str) -> Series:
+    axes.plot(one.sites, one.points, marker, color=colour, label=label, markersize=4.5, markeredgewidth=0, zorder=3)
+    _band(axes, one, colour)
+    return one
 
 
-def _band(axes: Axes, series: _Series, colour: str) -> None:
-    ranges = [
-        (s, lo, hi)
-        for s, lo, hi in zip(series.sites, series.low, series.high, strict=True)
-        if lo is not None and hi is not None
-    ]
-    if ranges:
-        axes.vlines(
-            [r[0] for r in ranges],
-            [r[1] for r in ranges],
-            [r[2] for r in ranges],
-            color=colour,
-            alpha=0.35,
-            linewidth=2,
-            zorder=1,
-        )
+def _band(axes: Axes, one: Series, colour: str) -> None:
+    if one.ranges:
+        sites, low, high = zip(*one.ranges, strict=True)
+        axes.vlines(sites, low, high, color=colour, alpha=0.35, linewidth=2, zorder=1)
 
 
-def _finish(figure: Figure, axes: Axes, drawn: Sequence[_Series]) -> None:
+def _finish(figure: Figure, axes: Axes, drawn: Sequence[Series]) -> None:
     """Mark what the axis cannot show, and say in the caption how much that is."""
-    pairs = [pair for series in drawn for pair in series.recorded]
-    zero = [site for site, value in pairs if value == 0]
-    bad = [site for site, value in pairs if value is not None and not math.isfinite(value)]
-    unseen = sum(value is None for _, value in pairs)
+    left_out = undrawn(drawn)
+    zero, bad = left_out.zero, left_out.nonfinite
     edge = axes.get_xaxis_transform()  # x in sites, y from 0 (foot) to 1 (top)
     if zero:
-        axes.plot(zero, [0.015] * len(zero), "x", color=_DARK, transform=edge, label="zero", markersize=6, zorder=4)
+        axes.plot(zero, [0.015] * len(zero), "x", color=DARK, transform=edge, label="zero", markersize=6, zorder=4)
     if bad:
         axes.plot(
-            bad, [0.985] * len(bad), "*", color="#D55E00", transform=edge, label="NaN or infinite", markersize=9, zorder=4
+            bad, [0.985] * len(bad), "*", color=VERMILION, transform=edge, label="NaN or infinite", markersize=9, zorder=4
         )
-    if not any(_drawable(value) for _, value in pairs):
+    if not any(drawable(value) for one in drawn for _, value in one.recorded):
         axes.set_ylim(0.1, 10)
-        axes.text(0.5, 0.5, "no positive finite value", transform=axes.transAxes, ha="center", va="center", color=_GREY)
-    parts = [
-        f"{count(len(zero), 'value')} zero (x at the foot)" if zero else "",
-        f"{count(len(bad), 'value')} NaN or infinite (star at the top)" if bad else "",
-        f"{count(unseen, 'value')} not observed" if unseen else "",
-    ]
-    if any(parts):
-        figure.supxlabel(", ".join(part for part in parts if part), fontsize=9, x=0.01, ha="left")
-    if pairs:
+        axes.text(0.5, 0.5, "no positive finite value", transform=axes.transAxes, ha="center", va="center", color=GREY)
+    if text := caption([left_out]):
+        figure.supxlabel(text, fontsize=9, x=0.01, ha="left")
+    if any(one.recorded for one in drawn):
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)

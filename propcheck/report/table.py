@@ -5,9 +5,7 @@ Colours only repeat what words say, so that it reads the same on light and dark 
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rich.padding import Padding
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from propcheck import depth
 from propcheck.growth import factor, gradient_growth, stream_growth
+from propcheck.report.columns import block_columns, one_line_names, site_columns
 from propcheck.report.shadow import shadow_line
 from propcheck.report.spread import Spread
 from propcheck.wording import count, number
@@ -26,29 +25,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.growth import Growth
-    from propcheck.records import Run, Severity, SiteRecord
+    from propcheck.records import Finding, Run, Severity
+    from propcheck.report.columns import Column
 
-_SHORT_KINDS = {"attention": "attn", "linear_attention": "linear"}
-_FFN = frozenset({"mlp", "moe"})
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold magenta", "note": "bold"}
 # Inputs that are no token ids from the probe.
 _OTHER_SOURCES = {"target": "the target's own", "normal": "drawn from N(0, 1)"}
 # Characters between columns, the wider where everything fits.
 _GAPS = (2, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A heading of one or two lines, the cells under it, and when it goes: the lowest ``keep`` is dropped first."""
-
-    heading: str
-    cells: tuple[str, ...]
-    keep: int
-    text: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(map(len, (*self.heading.split("\n"), *self.cells)))
 
 
 def print_run(run: Run, console: Console, detail: Literal["block", "site"] = "block") -> None:
@@ -64,17 +48,19 @@ def print_run(run: Run, console: Console, detail: Literal["block", "site"] = "bl
         What a row is.
     """
     curve = depth.profile(run)
-    console.print(Text(_title(run)), highlight=False)
+    console.print(Text(title(run)), highlight=False)
     if curve.sites:
         spread = Spread(run)
-        columns = _site_columns(curve.sites, spread) if detail == "site" else _block_columns(curve, spread)
-        _print_columns(columns, console)
-    _print_findings(run, console)
+        columns = site_columns(curve.sites, spread) if detail == "site" else block_columns(curve, spread)
+        print_columns(columns, console)
+    console.print()
+    print_findings(run.findings, console)
     for line in summary_lines(run, curve):
         console.print(Text(line), highlight=False)
 
 
-def _title(run: Run) -> str:
+def title(run: Run) -> str:
+    """Say in one line what was scanned: target, class, size, placement, precision."""
     model = run.model
     return (
         f"{run.target}: {model.class_name}, {_amount(model.parameters)} parameters, {count(model.blocks, 'block')}, "
@@ -89,83 +75,8 @@ def _amount(value: int) -> str:
     return str(value)
 
 
-def _kind(record: SiteRecord) -> str:
-    return _SHORT_KINDS.get(record.sublayer, record.sublayer)
-
-
-def _block_columns(curve: depth.Profile, spread: Spread) -> list[_Column]:
-    """Lay out a row a block; a block with several mixers or several feed-forward networks takes more rows."""
-    rows: list[tuple[str, ...]] = []
-    for index, unit in enumerate(curve.units):
-        mixers = [record for record in unit if record.sublayer not in _FFN]
-        ffns = [record for record in unit if record.sublayer in _FFN]
-        first, last = unit[0], unit[-1]
-        ends = (
-            str(curve.label(index)),
-            spread.cell(first, "stream_rms"),
-            spread.cell(last, "sum_rms"),
-            spread.cell(first, "grad_stream_norm"),
-        )
-        for line, (mixer, ffn) in enumerate(itertools.zip_longest(mixers, ffns)):
-            block, stream, total, gradient = ends if line == 0 else ("", "", "", "")
-            updates = (*_updates(mixer, spread), *_updates(ffn, spread))
-            rows.append((block, _pair(mixer, ffn), stream, *updates, total, gradient))
-    headings = (
-        (curve.noun, 10),
-        ("kinds", 3),
-        ("stream\nRMS in", 5),
-        ("mixer\nupdate", 7),
-        ("/stream", 2),
-        ("ffn\nupdate", 6),
-        ("/stream", 1),
-        ("sum\nRMS out", 9),
-        ("gradient\nnorm in", 8),
-    )
-    return [
-        _Column(heading, tuple(row[i] for row in rows), keep, text=heading == "kinds")
-        for i, (heading, keep) in enumerate(headings)
-    ]
-
-
-def _pair(mixer: SiteRecord | None, ffn: SiteRecord | None) -> str:
-    return "+".join(_kind(record) for record in (mixer, ffn) if record is not None)
-
-
-def _updates(record: SiteRecord | None, spread: Spread) -> tuple[str, str]:
-    return ("", "") if record is None else (spread.cell(record, "update_rms"), spread.cell(record, "update_ratio"))
-
-
-def _site_columns(sites: Sequence[SiteRecord], spread: Spread) -> list[_Column]:
-    def plain(record: SiteRecord, name: str) -> str:
-        return _share(record.swallowed) if name == "swallowed" else _cosine(record.cosine)
-
-    numbers = (
-        ("stream\nRMS", 7, "stream_rms", spread.cell),
-        ("update\nRMS", 8, "update_rms", spread.cell),
-        ("sum\nRMS", 9, "sum_rms", spread.cell),
-        ("update\n/stream", 5, "update_ratio", spread.cell),
-        ("cosine", 1, "cosine", plain),
-        ("lost in\nadding", 3, "swallowed", plain),
-        ("add\nerror", 2, "add_error", spread.cell),
-        ("grad\nnorm in", 6, "grad_stream_norm", spread.cell),
-    )
-    return [
-        _Column("site", tuple(str(record.site) for record in sites), 10),
-        _Column("block", tuple("-" if record.block is None else str(record.block) for record in sites), 4),
-        _Column("kind", tuple(_kind(record) for record in sites), 5, text=True),
-        *(_Column(heading, tuple(write(r, name) for r in sites), keep) for heading, keep, name, write in numbers),
-    ]
-
-
-def _cosine(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and math.isfinite(value) else number(value)
-
-
-def _share(value: float | None) -> str:
-    return f"{100 * value:.1f}%" if value is not None and math.isfinite(value) else number(value)
-
-
-def _print_columns(columns: list[_Column], console: Console) -> None:
+def print_columns(columns: Sequence[Column], console: Console) -> None:
+    """Print columns side by side; what does not fit is dropped and named under them."""
     kept = list(columns)
     gap = next((gap for gap in _GAPS if _width(kept, gap) <= console.width), _GAPS[-1])
     while len(kept) > 1 and _width(kept, gap) > console.width:
@@ -176,29 +87,20 @@ def _print_columns(columns: list[_Column], console: Console) -> None:
     for row in zip(*(column.cells for column in kept), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table, highlight=False)
-    left_out = [name for column, name in zip(columns, _names(columns), strict=True) if column not in kept]
+    left_out = [name for column, name in zip(columns, one_line_names(columns), strict=True) if column not in kept]
     if left_out:
         console.print(Text(f"Left out for want of width: {', '.join(left_out)}."), highlight=False)
 
 
-def _names(columns: Sequence[_Column]) -> list[str]:
-    """Write each heading on one line; one that repeats gets the word of the column that it belongs to, the one before."""
-    headings = [column.heading for column in columns]
-    return [
-        " ".join([*headings[i - 1].split()[: headings.count(heading) > 1], *heading.split("\n")])
-        for i, heading in enumerate(headings)
-    ]
-
-
-def _width(columns: Sequence[_Column], gap: int) -> int:
+def _width(columns: Sequence[Column], gap: int) -> int:
     return sum(column.width for column in columns) + gap * (len(columns) - 1)
 
 
-def _print_findings(run: Run, console: Console) -> None:
-    console.print()
-    if not run.findings:
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print findings with what to do and their sources, and an empty line after them."""
+    if not findings:
         console.print(Text("No findings."), highlight=False)
-    for finding in run.findings:
+    for finding in findings:
         head = Text.assemble((finding.severity, _STYLES[finding.severity]), f" {finding.rule} {finding.name}")
         console.print(head, highlight=False)
         also = f"\nAlso: {', '.join(finding.also)}." if finding.also else ""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from propcheck.records import Finding, Run, Severity
 
-__all__ = ["ALL", "Rule", "RuleSetting", "explain", "find", "judge", "markdown"]
+__all__ = ["ALL", "Rule", "RuleSetting", "chosen", "explain", "find", "judge", "markdown"]
 
 ALL: tuple[Rule, ...] = tuple(
     sorted(
@@ -96,6 +96,13 @@ def find(name: str) -> Rule:
     raise PropcheckError(f"unknown rule {name}{hint}")
 
 
+def chosen(select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Rule]:
+    """Return the rules that :func:`judge` goes by; ``PropcheckError`` where one is unknown."""
+    selected = {find(name).id for name in select} or {rule.id for rule in ALL}
+    selected -= {find(name).id for name in ignore}
+    return [rule for rule in ALL if rule.id in selected]
+
+
 def judge(
     run: Run,
     settings: Mapping[str, RuleSetting] = MappingProxyType({}),
@@ -126,11 +133,9 @@ def judge(
         An id is unknown.
     """
     changes = {find(name).id: setting for name, setting in settings.items()}
-    selected = {find(name).id for name in select} or {rule.id for rule in ALL}
-    selected -= {find(name).id for name in ignore}
     limits = {rule.id: rule.threshold for rule in ALL}
     limits |= {id_: change.threshold for id_, change in changes.items() if change.threshold is not None}
-    rules = [rule for rule in ALL if rule.id in selected]
+    rules = chosen(select, ignore)
 
     seeds = sorted({record.seed for record in run.sites})
     whole = [(depth.profile(run), [depth.profile(run, seed) for seed in seeds])]

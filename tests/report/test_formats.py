@@ -24,7 +24,7 @@ def test_the_document_has_the_contracts_keys():
     assert set(document["run"]) == {"path", "target", "model", "precision", "inputs", "seeds", "engine", "versions"}
     assert set(document["run"]["model"]) == {"class", "parameters", "blocks", "sites", "width", "placement"}
     assert {"mode", "wall_seconds", "peak_rss_bytes"} <= set(document["run"]["engine"])
-    assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax", "lowest", "highest"}
+    assert set(document["loss"]) == {"value", "uniform", "logit_std", "logit_absmax", "lowest", "highest", "by_seed"}
     finding = document["findings"][0]
     assert set(finding) == {
         "rule",

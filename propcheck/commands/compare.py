@@ -1,0 +1,125 @@
+"""``propcheck compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from propcheck.commands import options as shared
+from propcheck.commands import sides as given
+from propcheck.commands.output import OutputOptions, check, emit
+from propcheck.commands.running import check_writable, save
+from propcheck.errors import PropcheckError
+
+if TYPE_CHECKING:
+    from propcheck.comparing import Comparison
+    from propcheck.records import Run
+
+
+@shared.grouped
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN RUN...",
+            help="Two or more: run directories, Parquet files of one, baselines, or targets as `propcheck scan` takes them, "
+            "which are scanned now. The first is what the others are held against.",
+        ),
+    ],
+    *,
+    tolerance: given.Allowed = None,
+    detail: Annotated[
+        Literal["few", "block"], typer.Option(help="How many blocks the table along the depth shows: a few, or every one.")
+    ] = "few",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the plots go, and the runs of targets that are scanned; default: reports/compare-A-B, overwritten.",
+        ),
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw a plot for each quantity.")] = True,
+    options: shared.ScanOptions,
+    output: OutputOptions,
+) -> None:
+    """Set runs side by side: what changed, where it starts, and which findings were won and lost.
+
+    Sites are matched by block and kind of sublayer, whatever modules are called; in models of different depth by relative
+    depth. Status 0: compared, whatever differs; 2: a bad run, target or option; 130: interrupted.
+    """
+    from propcheck.gate_settings import read_tolerances
+    from propcheck.settings import read_settings
+
+    if len(runs) < 2:
+        raise PropcheckError(f"{runs[0]}: a comparison takes two runs or more")
+    settings = read_settings(Path.cwd())
+    both = [given.side(text, options, settings) for text in runs]
+    if all(side.run is not None for side in both):
+        given.refuse_unused(options)
+    allowed = read_tolerances(both[-1].gate, tolerance or ())
+    names = [_name(side, text) for side, text in zip(both, runs, strict=True)]
+    directory = out or Path("reports") / f"compare-{'-'.join(names)}"[:100]
+    writes = plots or any(side.request is not None for side in both)
+    if writes:
+        check_writable(directory)
+    check(output)
+    command = shlex.join(["propcheck", *ctx.obj])
+    found = [
+        _kept(side.scanned(command=command, quiet=output.quiet), side, directory / f"{index}-{name}", plots=plots)
+        for index, (side, name) in enumerate(zip(both, names, strict=True), start=1)
+    ]
+    from propcheck import comparing
+
+    comparison = comparing.compare(found, allowed)
+    if plots:
+        from propcheck.report.overlay import write_overlays
+
+        write_overlays(
+            [(f"{label}: {run.target}", run) for label, run in zip(comparison.labels, found, strict=True)], directory
+        )
+    _emit(comparison, output, detail)
+    if writes and not output.quiet:
+        print(f"propcheck: wrote {directory}", file=sys.stderr)
+
+
+def _name(side: given.Side, text: str) -> str:
+    return side.request.probe.name if side.request is not None else Path(text).resolve().stem
+
+
+def _kept(run: Run, side: given.Side, directory: Path, *, plots: bool) -> Run:
+    """Write the run of a target that was scanned, so that it need not be again."""
+    if side.request is None:
+        return run
+    run = dataclasses.replace(run, path=str(directory))
+    save(run, directory, plots=plots)
+    return run
+
+
+def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
+    from propcheck.contrast_document import comparison_document
+    from propcheck.document import dumps
+    from propcheck.report.comparison import comparison_markdown, print_comparison
+    from propcheck.report.contrast_results import comparison_results
+    from propcheck.report.github import to_github
+    from propcheck.report.junit import to_junit
+    from propcheck.report.location import location_of
+    from propcheck.report.sarif import to_sarif
+
+    results = comparison_results(comparison, location_of(comparison.runs[-1].target))
+    emit(
+        output,
+        table=lambda console: print_comparison(comparison, console, detail),
+        views={
+            "json": lambda: dumps(comparison_document(comparison)),
+            "markdown": lambda: comparison_markdown(comparison),
+            "github": lambda: to_github(results),
+            "junit": lambda: to_junit(results),
+            "sarif": lambda: to_sarif(results),
+        },
+    )

@@ -1,0 +1,207 @@
+"""What differs between runs, and where it starts: each run beside the first one.
+
+Nothing is judged here: the numbers and the first place at which they part. Whether a change is allowed is for a gate.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from propcheck import depth
+from propcheck.deviations import BACKWARD, Deviations, first_change
+from propcheck.gate_findings import first_of, size_of, won_and_lost
+from propcheck.growth import gradient_growth, stream_growth
+from propcheck.pairing import pair_parameters, pair_sites
+from propcheck.probe import differing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propcheck.deviations import Difference
+    from propcheck.growth import Growth
+    from propcheck.pairing import ParameterPairing
+    from propcheck.records import Finding, Place, Run, SiteRecord
+    from propcheck.tolerance import Quantity, Tolerances
+
+# In the order in which a table shows them.
+COMPARED: tuple[Quantity, ...] = ("stream_rms", "update_rms", "update_ratio", *BACKWARD, "grad_norm", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One quantity of a run beside that of the first run.
+
+    Attributes
+    ----------
+    quantity
+        What it is.
+    compared, differing
+        In how many places it was compared, and in how many it lies outside the tolerance.
+    first, most
+        Where it first differs, in the direction in which it travels, and where most; None where it does not.
+    """
+
+    quantity: Quantity
+    compared: int
+    differing: int
+    first: Difference | None
+    most: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One run beside the first.
+
+    Attributes
+    ----------
+    label
+        Of the run; the first is A.
+    relative
+        Whether blocks were matched by relative depth, as there are not as many.
+    settings
+        Keys of the probes that differ: dotted key, value in A, value here.
+    changes
+        One for each quantity that both have.
+    parameters
+        Which parameters belong together.
+    won, lost
+        Findings that only this run has, and that only A has.
+    start
+        Where the two part; None where no place differs.
+    notes
+        Sentences: which blocks or sublayers one of the two lacks, and how it was compared.
+    """
+
+    label: str
+    relative: bool
+    settings: tuple[tuple[str, Any, Any], ...]
+    changes: tuple[Change, ...]
+    parameters: ParameterPairing
+    won: tuple[Finding, ...]
+    lost: tuple[Finding, ...]
+    start: Place | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One block (``unit`` of the run with the fewest) with what each run has there, in the order of the runs.
+
+    ``sites`` are the sites of a run that belong to it, () where it lacks them; ``at`` is the relative depth, 0 to 1.
+    """
+
+    label: int
+    at: float
+    sites: tuple[tuple[SiteRecord, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several runs side by side.
+
+    Attributes
+    ----------
+    runs, labels
+        The runs and what they are called: A, B, C ...
+    contrasts
+        One for each run but the first.
+    rows
+        Block by block.
+    noun
+        What a row is: block or site.
+    tolerance
+        The share by which a number must differ to count.
+    """
+
+    runs: tuple[Run, ...]
+    labels: tuple[str, ...]
+    contrasts: tuple[Contrast, ...]
+    rows: tuple[Row, ...]
+    noun: str
+    tolerance: float
+
+
+def compare(runs: Sequence[Run], tolerances: Tolerances) -> Comparison:
+    """Set runs side by side.
+
+    Parameters
+    ----------
+    runs
+        Two or more, with their findings. The first is what the others are held against.
+    tolerances
+        From which difference on a number counts as changed.
+    """
+    labels = tuple(_label(index) for index in range(len(runs)))
+    rows, noun = _rows(runs)
+    return Comparison(
+        runs=tuple(runs),
+        labels=labels,
+        contrasts=tuple(_contrast(runs[0], run, label, tolerances) for run, label in zip(runs[1:], labels[1:], strict=True)),
+        rows=rows,
+        noun=noun,
+        tolerance=tolerances.share,
+    )
+
+
+def _label(index: int) -> str:
+    letters = string.ascii_uppercase
+    return letters[index] if index < len(letters) else f"{letters[index // 26 - 1]}{letters[index % 26]}"
+
+
+def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contrast:
+    profiles = (depth.profile(first), depth.profile(run))
+    sites = pair_sites(profiles[0].sites, profiles[1].sites, names=("A", label))
+    parameters = pair_parameters(first.parameters, run.parameters, sites.pairs)
+    columns = [quantity for quantity in COMPARED if quantity not in ("grad_norm", "loss")]
+    deviations = Deviations(run, first, tolerances, sites, parameters, columns)
+    won, lost = won_and_lost(first.findings, run.findings)
+    return Contrast(
+        label=label,
+        relative=sites.relative,
+        settings=tuple(differing(first.settings, run.settings)) if first.settings and run.settings else (),
+        changes=tuple(_change(quantity, deviations) for quantity in COMPARED if deviations.compared[quantity]),
+        parameters=parameters,
+        won=won,
+        lost=lost,
+        start=first_change(deviations.found, sites.pairs),
+        notes=(*sites.notes, *deviations.notes),
+    )
+
+
+def _change(quantity: Quantity, deviations: Deviations) -> Change:
+    found = [one for one in deviations.found if one.quantity == quantity]
+    return Change(
+        quantity=quantity,
+        compared=deviations.compared[quantity],
+        differing=len(found),
+        first=first_of(found) if found else None,
+        most=max(found, key=size_of) if found else None,
+    )
+
+
+def _rows(runs: Sequence[Run]) -> tuple[tuple[Row, ...], str]:
+    """Lay the runs along the depth of the one with the fewest blocks."""
+    profiles = [depth.profile(run) for run in runs]
+    shortest = min(profiles, key=lambda one: len(one.units))
+    beside: list[dict[int, SiteRecord]] = []  # by run: the site that belongs to one of the shortest
+    for one in profiles:
+        pairs = pair_sites(shortest.sites, one.sites).pairs
+        beside.append({pair.base.site: pair.other for pair in pairs if pair.base is not None and pair.other is not None})
+    last = max(len(shortest.units) - 1, 1)
+    rows = [
+        Row(
+            label=shortest.label(index),
+            at=index / last,
+            sites=tuple(tuple(found[r.site] for r in unit if r.site in found) for found in beside),
+        )
+        for index, unit in enumerate(shortest.units)
+    ]
+    return tuple(rows), shortest.noun
+
+
+def growths(run: Run) -> tuple[Growth | None, Growth | None]:
+    """Return by which law the stream of a run grows and its gradient: of the stream that runs through most blocks."""
+    curve = max(depth.streams(run), key=lambda one: len(one.units), default=depth.profile(run))
+    return stream_growth(curve), gradient_growth(curve)

@@ -1,0 +1,98 @@
+"""The JSON forms of a comparison and of a gate: strict JSON, as a scan's is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from propcheck.document import run_document
+from propcheck.records import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from propcheck.comparing import Comparison, Contrast
+    from propcheck.deviations import Difference
+    from propcheck.gating import Gate
+    from propcheck.records import Run
+
+_ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Give a comparison: ``runs``, ``contrasts`` (each run beside the first) and ``rows`` (the runs along the depth)."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tolerance": comparison.tolerance,
+        "runs": [_run(run, label) for label, run in zip(comparison.labels, comparison.runs, strict=True)],
+        "contrasts": [_contrast(one) for one in comparison.contrasts],
+        "rows": [
+            {
+                comparison.noun: row.label,
+                "relative_depth": row.at,
+                "sites": {
+                    label: [
+                        {name: getattr(site, name) for name in ("site", "block", "sublayer", "module", *_ALONG)}
+                        for site in sites
+                    ]
+                    for label, sites in zip(comparison.labels, row.sites, strict=True)
+                },
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def gate_document(gate: Gate) -> dict[str, Any]:
+    """Give a gate: whether it ``passed``, where the change starts, its findings, and every number outside its tolerance."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "passed": gate.passed,
+        "start": None if gate.start is None else dataclasses.asdict(gate.start),
+        "run": _run(gate.run),
+        "baseline": _run(gate.baseline),
+        "tolerance": gate.tolerance,
+        "compared": dict(gate.compared),
+        "findings": [dataclasses.asdict(finding) for finding in gate.findings],
+        "differences": [_difference(one) for one in gate.differences],
+        "versions": list(gate.versions),
+        "notes": list(gate.notes),
+    }
+
+
+def _run(run: Run, label: str | None = None) -> dict[str, Any]:
+    document = run_document(run)
+    del document["schema_version"]
+    return {**({} if label is None else {"label": label}), **document.pop("run"), **document}
+
+
+def _contrast(contrast: Contrast) -> dict[str, Any]:
+    shared = contrast.parameters
+    return {
+        "run": contrast.label,
+        "relative_depth": contrast.relative,
+        "start": None if contrast.start is None else dataclasses.asdict(contrast.start),
+        "settings": [{"key": key, "first": there, "here": here} for key, there, here in contrast.settings],
+        "changes": [
+            {
+                "quantity": one.quantity,
+                "compared": one.compared,
+                "differing": one.differing,
+                "first": None if one.first is None else _difference(one.first),
+                "most": None if one.most is None else _difference(one.most),
+            }
+            for one in contrast.changes
+        ],
+        "parameters": {
+            "both": len(shared.pairs) + len(shared.regrouped),
+            "missing": [one.name for one in shared.missing],
+            "new": [one.name for one in shared.new],
+        },
+        "findings": {name: [dataclasses.asdict(one) for one in getattr(contrast, name)] for name in ("won", "lost")},
+        "notes": list(contrast.notes),
+    }
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    place = dataclasses.asdict(one.place)
+    return {"quantity": one.quantity, "how": one.how, **place, **{
+        name: getattr(one, name) for name in ("baseline", "value", "ratio", "tolerance")
+    }}  # fmt: skip

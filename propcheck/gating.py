@@ -1,0 +1,109 @@
+"""Whether a run is as its baseline was: every number two-sided and within a tolerance, and the same findings.
+
+A failure is a :class:`propcheck.records.Finding`, as a scan's is: one for each quantity, which says where the change starts.
+The single numbers are in :attr:`Gate.differences`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from propcheck import depth, gate_findings
+from propcheck.comparable import other_machine
+from propcheck.deviations import Deviations, first_change
+from propcheck.errors import PropcheckError
+from propcheck.pairing import pair_parameters, pair_sites
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from propcheck.deviations import Difference
+    from propcheck.records import Finding, Place, Run
+    from propcheck.tolerance import Quantity, Tolerances
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a gate says.
+
+    Attributes
+    ----------
+    run, baseline
+        What was compared.
+    findings
+        Errors fail the gate; notes do not.
+    differences
+        Every number outside its tolerance.
+    start
+        Where the change begins; None where nothing changed or no place is known.
+    compared
+        How many values of each quantity were compared.
+    tolerance
+        The share that passes where no other is given.
+    versions
+        What else is not as it was: libraries, device, threads. It explains the last digits.
+    notes
+        Sentences about the comparison.
+    """
+
+    run: Run
+    baseline: Run
+    findings: tuple[Finding, ...]
+    differences: tuple[Difference, ...]
+    start: Place | None
+    compared: Mapping[Quantity, int]
+    tolerance: float
+    versions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+
+def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
+    """Compare a run with its baseline.
+
+    Parameters
+    ----------
+    run
+        The run to judge, with its findings.
+    baseline
+        The run that it should be like. Whether the two can be compared, :func:`propcheck.comparable.refusals` says.
+    tolerances
+        What may differ.
+    """
+    both = (depth.profile(baseline).sites, depth.profile(run).sites)
+    sites = pair_sites(*both, by_number=True, names=("the baseline", "this run"))
+    parameters = pair_parameters(baseline.parameters, run.parameters, sites.pairs)
+    deviations = Deviations(run, baseline, tolerances, sites, parameters)
+    return Gate(
+        run=run,
+        baseline=baseline,
+        findings=(
+            *gate_findings.nonfinite(deviations.found),
+            *gate_findings.structure(sites.pairs, parameters, sites.notes),
+            *gate_findings.changed(deviations.found, deviations.compared),
+            *gate_findings.finding_set(baseline.findings, run.findings, deviations.widest),
+        ),
+        differences=tuple(deviations.found),
+        start=first_change(deviations.found, sites.pairs),
+        compared=dict(deviations.compared),
+        tolerance=tolerances.share,
+        versions=tuple(other_machine(run, baseline)),
+        notes=tuple(deviations.notes),
+    )
+
+
+def check_fit(itself: Gate) -> None:
+    """Refuse a run as a baseline that would not pass beside itself: it has a NaN or an infinity.
+
+    Parameters
+    ----------
+    itself
+        The gate of a run with itself as its baseline.
+    """
+    if not itself.passed:
+        raise PropcheckError(f"{itself.baseline.path}: not written, since the run is no baseline. {itself.findings[0].message}")

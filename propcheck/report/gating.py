@@ -1,0 +1,77 @@
+"""What a gate says: its table and its Markdown, made of the same parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from propcheck.comparing import Change
+from propcheck.gate_findings import first_of, size_of, where
+from propcheck.report import markdown
+from propcheck.report.columns import one_line_names
+from propcheck.report.contrast import change_columns
+from propcheck.report.table import print_columns, print_findings, title
+from propcheck.wording import count, percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from propcheck.gating import Gate
+    from propcheck.report.columns import Column
+
+
+def print_gate(gate: Gate, console: Console) -> None:
+    """Print a gate: what was compared, quantity by quantity, and what fails.
+
+    Parameters
+    ----------
+    gate
+        The gate.
+    console
+        Where to print; its width decides which columns fit.
+    """
+    console.print(Text(title(gate.run)), highlight=False)
+    print_columns(_columns(gate), console)
+    console.print()
+    print_findings(gate.findings, console)
+    for line in facts(gate):
+        console.print(Text(line), highlight=False)
+
+
+def gate_markdown(gate: Gate) -> str:
+    """Write the same as Markdown that fits a job summary."""
+    columns = _columns(gate)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    head = [
+        f"## propcheck gate: {markdown.escape(gate.run.target)} {'passed' if gate.passed else 'failed'}",
+        markdown.escape(title(gate.run)),
+        markdown.table(one_line_names(columns), rows, text=1),
+        f"### Findings: {markdown.counts(gate.findings)}",
+    ]
+    return markdown.page(head, markdown.findings_markdown(gate.findings), [markdown.bullets(facts(gate))])
+
+
+def _columns(gate: Gate) -> list[Column]:
+    changes = []
+    for quantity, compared in gate.compared.items():
+        found = [one for one in gate.differences if one.quantity == quantity]
+        first, most = (first_of(found), max(found, key=size_of)) if found else (None, None)
+        changes.append(Change(quantity, compared, len(found), first, most))
+    return change_columns(changes, "baseline", "here")
+
+
+def facts(gate: Gate) -> list[str]:
+    """Say in a few sentences what the gate found."""
+    amount = sum(gate.compared.values())
+    lines = list(gate.notes)
+    if gate.versions:
+        lines.append(f"Made with other versions or on another device: {'; '.join(gate.versions)}.")
+    lines.append(f"Baseline: {gate.baseline.path or gate.baseline.target}.")
+    if gate.passed:
+        passes = f"their tolerance ({percent(gate.tolerance)}, or what it is there)"
+        lines.append(f"Gate passed: {count(amount, 'number')} within {passes}, no new finding.")
+    else:
+        begins = "" if gate.start is None else f" The change starts at {where(gate.start)}."
+        lines.append(f"Gate failed: {len(gate.differences)} of {count(amount, 'number')} outside the tolerances.{begins}")
+    return lines

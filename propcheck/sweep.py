@@ -1,0 +1,338 @@
+"""A grid of scans: which values are varied, a run directory for each combination of them, and what became of each.
+
+Two calls over the same directory scan what the second lacks: a cell whose run is of the same settings and the same version of
+propcheck is read back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import itertools
+import json
+import re
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from propcheck import __version__
+from propcheck.errors import PropcheckError
+from propcheck.sources import Override, parse_override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from propcheck.commands.options import Request, ScanOptions
+    from propcheck.records import Run
+    from propcheck.settings import ToolSettings
+
+# These name a scan and change nothing in it (a base is read before any override).
+_NO_EFFECT = frozenset({"name", "description", "base"})
+# Characters of a value and of a whole name: with a digest behind it a name stays within the 255 bytes of a file system.
+_LONGEST_VALUE, _LONGEST_NAME = 40, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One key and its values, in the order given.
+
+    Attributes
+    ----------
+    key
+        The dotted key of a probe.
+    short
+        The last part of it, or as many as tell it from the other axes.
+    values
+        An override a value.
+    texts
+        The values as they are shown.
+    files
+        The values as parts of a directory's name: all differ, also where a file system takes no notice of case.
+    """
+
+    key: str
+    short: str
+    values: tuple[Override, ...]
+    texts: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination of values; ``name`` is its directory, ``labels`` say ``layers=32``, one an axis."""
+
+    name: str
+    labels: tuple[str, ...]
+    overrides: tuple[Override, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A cell and what is to be scanned for it, or why that is refused."""
+
+    cell: Cell
+    request: Request | None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a cell: its run, or the reason why there is none."""
+
+    cell: Cell
+    status: Literal["scanned", "skipped", "failed"]
+    run: Run | None
+    reason: str | None = None
+
+
+def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+    """Read what ``--vary`` says.
+
+    Parameters
+    ----------
+    texts
+        ``key=value,value``: TOML values or plain words, split at commas outside brackets and quotes.
+
+    Raises
+    ------
+    PropcheckError
+        One is not of that form, a key or a value stands twice, or the key changes nothing in a scan.
+    """
+    found: dict[str, tuple[Override, ...]] = {}
+    for text in texts:
+        written, equals, values = text.partition("=")
+        if not equals:
+            raise PropcheckError(f"--vary {text}: must be key=value,value, as in residual.placement=pre,post")
+        overrides = tuple(parse_override(f"{written}={value}", "--vary") for value in _split(values))
+        key = overrides[0].key
+        if key in found:
+            raise PropcheckError(f"--vary {text}: {key} is varied already; give all its values in one --vary")
+        if key in _NO_EFFECT:
+            raise PropcheckError(f"--vary {text}: {key} changes nothing in a scan")
+        seen: set[str] = set()
+        for override in overrides:
+            if repr(override.value) in seen:
+                raise PropcheckError(f"--vary {text}: {_shown(override.value)} stands twice")
+            seen.add(repr(override.value))
+        found[key] = overrides
+    return tuple(_axis(key, short, found[key]) for key, short in zip(found, _short(tuple(found)), strict=True))
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside brackets and quotes."""
+    parts = [""]
+    depth, quote, escaped = 0, "", False
+    for character in text:
+        if character == "," and not depth and not quote:
+            parts.append("")
+            continue
+        if quote:
+            closes = character == quote and not escaped
+            escaped = character == "\\" and quote == '"' and not escaped
+            quote = "" if closes else quote
+        elif character in "\"'" and (depth or not parts[-1].strip()):  # the apostrophe of a plain word is none
+            quote = character
+        else:
+            depth += (character in "[{") - (character in "]}")
+        parts[-1] += character
+    return parts
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """Return of each key the fewest last parts that no other has as its last."""
+
+    def tail(key: str, parts: int) -> str:
+        return ".".join(key.split(".")[-parts:])
+
+    shortened = []
+    for key in keys:
+        amounts = range(1, key.count(".") + 2)
+        alone = (n for n in amounts if all(tail(other, n) != tail(key, n) for other in keys if other != key))
+        shortened.append(tail(key, next(alone, amounts[-1])))
+    return shortened
+
+
+def _axis(key: str, short: str, values: tuple[Override, ...]) -> Axis:
+    texts = tuple(_shown(override.value) for override in values)
+    folded = [text.casefold() for text in texts]
+    files = tuple(
+        _file_name(text, repr(override.value), _LONGEST_VALUE, alone=folded.count(text.casefold()) == 1)
+        for text, override in zip(texts, values, strict=True)
+    )
+    return Axis(key, short, values, texts, files)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+
+
+def _file_name(text: str, whole: str, longest: int, *, alone: bool) -> str:
+    """Return ``text`` for a file's name; a digest of ``whole`` tells those apart that would be the same."""
+    safe = re.sub(r"[^A-Za-z0-9._+=,-]+" if longest == _LONGEST_NAME else r"[^A-Za-z0-9._+-]+", "-", text)
+    if safe == text and len(safe) <= longest and alone:
+        return safe
+    return f"{safe[:longest].strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def grid(axes: Sequence[Axis]) -> tuple[Cell, ...]:
+    """Return every combination of the values, the last axis fastest; no two have one name."""
+    cells = []
+    for choice in itertools.product(*(range(len(axis.values)) for axis in axes)):
+        chosen = list(zip(axes, choice, strict=True))
+        name = ",".join(f"{axis.short}={axis.files[i]}" for axis, i in chosen)
+        cells.append(
+            Cell(
+                name=_file_name(name, name, _LONGEST_NAME, alone=True),
+                labels=tuple(f"{axis.short}={axis.texts[i]}" for axis, i in chosen),
+                overrides=tuple(axis.values[i] for axis, i in chosen),
+            )
+        )
+    return tuple(cells)
+
+
+def plan(target: str, cells: Sequence[Cell], options: ScanOptions, settings: ToolSettings) -> tuple[Planned, ...]:
+    """Check all cells before the first is scanned.
+
+    Parameters
+    ----------
+    target
+        As ``propcheck scan`` takes it.
+    cells
+        Of :func:`grid`.
+    options, settings
+        What holds for every cell.
+
+    Returns
+    -------
+    tuple of Planned
+        One a cell; a cell that is refused has its reason.
+
+    Raises
+    ------
+    PropcheckError
+        An option gives a key that is varied, no schema knows a key, or all cells are refused: the first reason.
+    """
+    from propcheck.commands.options import request
+
+    varied = {override.key for cell in cells for override in cell.overrides}
+    for given in options.overrides():
+        one = parse_override(given) if isinstance(given, str) else given
+        if one.key in varied:
+            raise PropcheckError(f"{one.origin}: {one.key} is varied; drop this option or the --vary")
+    planned: list[Planned] = []
+    refusals: list[PropcheckError] = []
+    for cell in cells:
+        try:
+            planned.append(Planned(cell, request(target, options, settings, cell.overrides)))
+        except PropcheckError as error:
+            if _names_no_key(error):
+                raise
+            refusals.append(error)
+            planned.append(Planned(cell, None, _reason(error)))
+    if len(refusals) == len(cells):
+        raise refusals[0]
+    return tuple(planned)
+
+
+def _names_no_key(error: PropcheckError) -> bool:
+    """Whether a key is refused that there is not: a slip of the hand, while a value that is refused is an answer."""
+    from pydantic import ValidationError
+
+    cause = error.__cause__
+    return isinstance(cause, ValidationError) and any(one["type"] == "extra_forbidden" for one in cause.errors())
+
+
+def scan_cells(
+    planned: Sequence[Planned], directory: Path, *, command: str | None, quiet: bool, plots: bool, debug: bool
+) -> Iterator[Outcome]:
+    """Scan the cells that are not done, one after the other, and write each where its name says.
+
+    A cell that fails has no run in its directory, not even one of other settings from before.
+
+    Parameters
+    ----------
+    planned
+        Of :func:`plan`.
+    directory
+        Holds a run directory a cell.
+    command
+        The command line, kept in the runs.
+    quiet, plots
+        Draw no bar; draw the two plots of each run.
+    debug
+        Print the traceback of a cell that fails on standard error.
+
+    Yields
+    ------
+    Outcome
+        As soon as it is known. A run that is read back is judged again, by the rules that hold now.
+    """
+    from propcheck.commands.running import run_scan, save
+
+    for one in planned:
+        place = directory / one.cell.name
+        if one.request is None:
+            _forget(place)
+            yield Outcome(one.cell, "failed", None, one.refused)
+            continue
+        if (done := _done(one.request, place)) is not None:
+            run = _judged_again(done, one.request, place, plots=plots)
+            yield Outcome(one.cell, "skipped", run)
+            continue
+        try:
+            gc.collect()  # a model is a web of cycles, and the next one may need the room
+            run = dataclasses.replace(run_scan(one.request, command=command, quiet=quiet), path=str(place))
+            save(run, place, plots=plots)
+        except Exception as error:  # noqa: BLE001 - whatever ends one scan says nothing about the others
+            if debug:
+                traceback.print_exc()
+            yield Outcome(one.cell, "failed", None, _reason(error))
+        else:
+            yield Outcome(one.cell, "scanned", run)
+
+
+def _forget(place: Path) -> None:
+    try:
+        (place / "run.json").unlink(missing_ok=True)
+    except OSError as error:
+        raise PropcheckError(f"{place}: {error.strerror or error}") from error
+
+
+def _done(request: Request, place: Path) -> Run | None:
+    """Read the run of a cell if it is what a scan would give now."""
+    from propcheck.probe import config_hash
+    from propcheck.store import read_run
+
+    try:
+        run = read_run(place)
+        same = run.config_hash == config_hash(request.probe)
+    except (PropcheckError, OSError):  # none yet, or cut short; or a file of the target is gone, which its scan says better
+        return None
+    # The hash leaves out where files lie: of those that are read for inputs it has nothing else.
+    inputs = request.probe.model_dump(mode="json", include={"inputs"})["inputs"]
+    return run if same and run.versions.get("propcheck") == __version__ and run.settings.get("inputs") == inputs else None
+
+
+def _judged_again(run: Run, request: Request, place: Path, *, plots: bool) -> Run:
+    """Judge by the rules selected now, and write what that changes; plots that are missing are drawn."""
+    import propcheck.rules
+    from propcheck.commands.running import save
+
+    findings = propcheck.rules.judge(run, settings=request.probe.rules, select=request.select, ignore=request.ignore)
+    judged = dataclasses.replace(run, findings=findings, path=str(place))
+    # By their texts: NaN is not equal to itself.
+    undrawn = plots and not all((place / name).exists() for name in ("forward.png", "backward.png"))
+    if repr(judged.findings) != repr(run.findings) or judged.path != run.path or undrawn:
+        save(judged, place, plots=plots)
+    return judged
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, PropcheckError):
+        return text
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {text}' if text else ''}"
+    return f"{type(error).__name__}: {text} (a fault of propcheck's; --debug shows where)"
