@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from propcheck import depth
+from propcheck.comparable import refusals
 from propcheck.deviations import BACKWARD, Deviations, first_change
 from propcheck.gate_findings import first_of, size_of, won_and_lost
 from propcheck.growth import gradient_growth, stream_growth
@@ -166,8 +167,14 @@ def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contr
         won=won,
         lost=lost,
         start=first_change(deviations.found, sites.pairs),
-        notes=(*sites.notes, *deviations.notes),
+        notes=(*_other_runs(run, first, label), *sites.notes, *deviations.notes),
     )
+
+
+def _other_runs(run: Run, first: Run, label: str) -> list[str]:
+    """Say what a table of settings does not: in which ways two runs saw other things."""
+    differing = refusals(run, first, named=True)
+    return [f"A has {'; '.join(differing).replace('(here ', f'({label} ')}."] if differing else []
 
 
 def _change(quantity: Quantity, deviations: Deviations) -> Change:

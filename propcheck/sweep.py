@@ -282,6 +282,7 @@ def scan_cells(
             yield Outcome(one.cell, "skipped", run)
             continue
         try:
+            _forget(place)
             gc.collect()  # a model is a web of cycles, and the next one may need the room
             run = dataclasses.replace(run_scan(one.request, command=command, quiet=quiet), path=str(place))
             save(run, place, plots=plots)

@@ -192,6 +192,7 @@ def test_the_name_of_a_cell_does_not_depend_on_the_other_cells():
     ("arguments", "message"),
     [
         (["--vary", "model.layerz=2,4"], "--vary model.layerz=2: unknown key model.layerz; did you mean model.layers?"),
+        (["--vary", "model.ffn={ width = 96 },{ wide = 96 }"], "--vary model.ffn={ wide = 96 }: unknown key model.ffn.wide"),
         (["--vary", "model.layers=0,-1"], "--vary model.layers=0: model.layers = 0 must be an integer >= 1"),
         (["--vary", "python.args.layers=1,2"], "this target is none"),
         (["--vary", "inputs.tokens=8,16", "--tokens", "4"], "--tokens: inputs.tokens is varied"),

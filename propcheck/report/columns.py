@@ -22,7 +22,7 @@ _FFN = frozenset({"mlp", "moe"})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading of one or two lines, the cells under it, and when it goes: the lowest ``keep`` is dropped first."""
+    """A heading of one or two lines, the cells under it, and when it goes: the lowest ``keep`` first, those that share one at once."""
 
     heading: str
     cells: tuple[str, ...]
@@ -84,17 +84,17 @@ def site_columns(sites: Sequence[SiteRecord], spread: Spread) -> list[Column]:
         return _share(record.swallowed) if name == "swallowed" else _cosine(record.cosine)
 
     numbers = (
-        ("stream\nRMS", 7, "stream_rms", spread.cell),
-        ("update\nRMS", 8, "update_rms", spread.cell),
-        ("sum\nRMS", 9, "sum_rms", spread.cell),
-        ("update\n/stream", 5, "update_ratio", spread.cell),
+        ("stream\nRMS", 8, "stream_rms", spread.cell),
+        ("update\nRMS", 9, "update_rms", spread.cell),
+        ("sum\nRMS", 10, "sum_rms", spread.cell),
+        ("update\n/stream", 6, "update_ratio", spread.cell),
         ("cosine", 1, "cosine", plain),
         ("lost in\nadding", 3, "swallowed", plain),
         ("add\nerror", 2, "add_error", spread.cell),
-        ("grad\nnorm in", 6, "grad_stream_norm", spread.cell),
+        ("grad\nnorm in", 7, "grad_stream_norm", spread.cell),
     )
     return [
-        Column("site", tuple(str(record.site) for record in sites), 10),
+        Column("site", tuple(str(record.site) for record in sites), 11),
         Column("block", tuple("-" if record.block is None else str(record.block) for record in sites), 4),
         Column("kind", tuple(_kind(record) for record in sites), 5, text=True),
         *(Column(heading, tuple(write(r, name) for r in sites), keep) for heading, keep, name, write in numbers),

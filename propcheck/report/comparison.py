@@ -16,7 +16,7 @@ from propcheck.report import markdown
 from propcheck.report.columns import Column, one_line_names
 from propcheck.report.contrast import change_columns, law, ratio_of
 from propcheck.report.table import print_columns, title
-from propcheck.wording import number, percent
+from propcheck.wording import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.comparing import Comparison, Contrast, Row
-    from propcheck.records import Finding, SiteRecord
+    from propcheck.records import Finding, ParameterRecord, SiteRecord
 
 Detail = Literal["few", "block"]
 # Rows of the table along the depth that are shown unless all are asked for, evenly spaced, both ends among them.
 _FEW = 17
+# Parameters of one side alone that are named.
+_NAMED = 3
 
 
 def print_comparison(comparison: Comparison, console: Console, detail: Detail = "few") -> None:
@@ -92,19 +94,27 @@ def _table(columns: Sequence[Column]) -> str:
 
 
 def _opening(contrast: Contrast) -> list[str]:
-    lines = list(contrast.notes)
-    if contrast.start is not None:
-        lines.insert(0, f"{contrast.label} parts from A at {where(contrast.start)}.")
+    begins = (
+        f"{contrast.label} is like A."
+        if contrast.start is None
+        else f"{contrast.label} parts from A at {where(contrast.start)}."
+    )
+    lines = [begins, *contrast.notes]
     if contrast.settings:
         other_first = [(key, here, there) for key, there, here in contrast.settings]
         lines.insert(0, f"{contrast.label}: {settings_note('A', other_first)}")
     shared = contrast.parameters
     if shared.missing or shared.new:
-        lines.append(
-            f"Parameters: {len(shared.pairs) + len(shared.regrouped)} in both, {len(shared.missing)} only in A, "
-            f"{len(shared.new)} only in {contrast.label}."
-        )
+        both = count(len(shared.pairs) + len(shared.regrouped), "parameter")
+        only = [_only(label, names) for label, names in (("A", shared.missing), (contrast.label, shared.new)) if names]
+        lines.append(f"{both} in both; {'; '.join(only)}.")
     return lines
+
+
+def _only(label: str, parameters: Sequence[ParameterRecord]) -> str:
+    names = [one.name for one in parameters[:_NAMED]]
+    more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
+    return f"only in {label} {', '.join(names)}{more}"
 
 
 def _found(contrast: Contrast) -> list[str]:

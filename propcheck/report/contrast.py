@@ -90,7 +90,7 @@ def short(place: Place) -> str:
     """Say where something is in few characters: ``site 11, block 5 mlp``, or the end of a parameter's name."""
     if place.parameter is not None:
         name = place.parameter.split(" = ")[0]
-        return name if len(name) <= _PLACE else f"...{name[3 - _PLACE :]}"
+        return name if len(name) <= _PLACE else f"...{name[3 - _PLACE :].lstrip('.')}"
     if place.site is None:
         return ""
     return ", ".join(part for part in (f"site {place.site}", f"block {place.block}" if place.block is not None else "") if part)

@@ -80,7 +80,10 @@ def print_columns(columns: Sequence[Column], console: Console) -> None:
     kept = list(columns)
     gap = next((gap for gap in _GAPS if _width(kept, gap) <= console.width), _GAPS[-1])
     while len(kept) > 1 and _width(kept, gap) > console.width:
-        kept.remove(min(kept, key=lambda column: column.keep))
+        least = min(column.keep for column in kept)
+        others = [column for column in kept if column.keep > least]
+        # Of the last ones that go together as many stay as there is room for.
+        kept = others if len(others) > 1 else kept[:-1]
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in kept:
         table.add_column(column.heading, justify="left" if column.text else "right", no_wrap=True, vertical="bottom")
