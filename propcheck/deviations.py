@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from propcheck.pairing import Pairing, ParameterPairing, SitePair
-    from propcheck.records import Run, SiteRecord
+    from propcheck.records import ParameterRecord, Run, SiteRecord
     from propcheck.tolerance import Quantity, Tolerances
 
 How = Literal["changed", "nonfinite", "unobserved", "observed"]
@@ -40,6 +40,7 @@ class Difference:
     """One number that is not as it was.
 
     ``ratio`` is value / baseline where both have one sign and are finite, ``tolerance`` the factor that passes either way.
+    ``position`` orders places along the forward pass: the site; before all sites for the embedding, behind them for the head.
     """
 
     quantity: Quantity
@@ -49,6 +50,7 @@ class Difference:
     value: float | None
     ratio: float | None
     tolerance: float
+    position: int
 
 
 class Deviations:
@@ -91,6 +93,7 @@ class Deviations:
         self.compared: Counter[Quantity] = Counter()
         self.notes: list[str] = []
         self.widest = 1 + tolerances.share
+        self._end = max((record.site for record in run.sites), default=0) + 1
         self._seeds = (len(baseline.seeds), len(run.seeds))
         self._freedom = sum(self._seeds) - 2
         other, drawn = redrawn(parameters)
@@ -124,7 +127,8 @@ class Deviations:
         for (base, other), (one, two), spread in zip(both, seen, own, strict=True):
             if one or two:
                 allowed = self._allowed(quantity, (other.module, base.module), max(spread or 0.0, pool), self._seeds)
-                self._compare(quantity, place_of(other), one, two, allowed, self.tolerances.floor)
+                floor = self.tolerances.floor
+                self._compare(quantity, place_of(other), other.site, one, two, allowed=allowed, floor=floor)
 
     def _parameters(self, pairing: ParameterPairing) -> None:
         branch = {one.site: one.param_grad_norm for one in depth.profile(self.baseline).sites}
@@ -142,13 +146,19 @@ class Deviations:
             if one or two:
                 place = Place(other.site, other.block, other.sublayer, None, other.name)
                 floor = max(self.tolerances.floor, rounding * (whole or 0.0))
-                self._compare("grad_norm", place, one, two, allowed, floor)
+                self._compare("grad_norm", place, self._position(other), one, two, allowed=allowed, floor=floor)
 
     def _loss(self) -> None:
         base, value = (_losses(side) for side in (self.baseline, self.run))
         if base or value:
             allowed = self._allowed("loss", (), scatter(base, value) or 0.0, (len(base) or 1, len(value) or 1))
-            self._compare("loss", Place(), base, value, allowed, self.tolerances.floor)
+            floor = self.tolerances.floor
+            self._compare("loss", Place(), self._end, base, value, allowed=allowed, floor=floor)
+
+    def _position(self, parameter: ParameterRecord) -> int:
+        if parameter.site is not None:
+            return parameter.site
+        return -1 if parameter.role == "embedding" else self._end
 
     def _allowed(self, quantity: Quantity, names: Iterable[str | None], spread: float, averaged: tuple[int, int]) -> float:
         """Return the factor that passes either way."""
@@ -161,13 +171,21 @@ class Deviations:
         return allowed
 
     def _compare(
-        self, quantity: Quantity, place: Place, one: list[float], two: list[float], allowed: float, floor: float
+        self,
+        quantity: Quantity,
+        place: Place,
+        position: int,
+        one: list[float],
+        two: list[float],
+        *,
+        allowed: float,
+        floor: float,
     ) -> None:
         self.compared[quantity] += 1
         base, value = _mean(one), _mean(two)
 
         def differs(how: How, ratio: float | None = None) -> None:
-            self.found.append(Difference(quantity, how, place, base, value, ratio, allowed))
+            self.found.append(Difference(quantity, how, place, base, value, ratio, allowed, position))
 
         if not all(map(math.isfinite, (*one, *two))):
             differs("nonfinite")
@@ -214,10 +232,11 @@ def place_of(record: SiteRecord) -> Place:
 def first_change(found: Sequence[Difference], pairs: Sequence[SitePair]) -> Place | None:
     """Say where the change begins: the first place of the forward pass, or the last one where only gradients changed."""
     lone = [pair.other or pair.base for pair in pairs if pair.base is None or pair.other is None]
-    first = [place_of(record) for record in lone if record is not None]
-    forward = [one.place for one in found if one.quantity in FORWARD]
-    if first or forward:
-        return min((*first, *forward), key=lambda place: -1 if place.site is None else place.site)
-    backward = [one.place for one in found if one.place.site is not None]
-    # Of the places of one site the most exact: a parameter, if there is one.
-    return max(backward, key=lambda place: (place.site or 0, place.parameter is not None), default=None)
+    forward = [(record.site, place_of(record)) for record in lone if record is not None]
+    forward += [(one.position, one.place) for one in found if one.quantity in FORWARD]
+    if forward:
+        return min(forward, key=lambda one: one[0])[1]
+    backward = [one for one in found if one.place != Place()]  # the loss is no place
+    # Of the numbers of one site the most exact: a parameter's, if there is one.
+    last = max(backward, key=lambda one: (one.position, one.place.parameter is not None), default=None)
+    return None if last is None else last.place

@@ -59,7 +59,7 @@ def nonfinite(found: Sequence[Difference]) -> list[Finding]:
     bad = [one for one in found if one.how == "nonfinite"]
     if not bad:
         return []
-    first = min(bad, key=lambda one: (one.quantity not in FORWARD, one.place.site is None, one.place.site or 0))
+    first = min(bad, key=lambda one: (one.quantity not in FORWARD, one.position))
     listed = [f"{name} at {count(amount, 'place')}" for name, amount in Counter(one.quantity for one in bad).items()]
     return [
         _of(
@@ -120,11 +120,8 @@ def changed(found: Sequence[Difference], compared: Counter[Quantity]) -> list[Fi
 
 def first_of(these: Sequence[Difference]) -> Difference:
     """Return the one that lies first in the direction in which the quantity travels; all are of one quantity."""
-
-    def site(one: Difference) -> int:
-        return -1 if one.place.site is None else one.place.site
-
-    return max(these, key=site) if these[0].quantity in (*BACKWARD, "grad_norm") else min(these, key=site)
+    backward = these[0].quantity in (*BACKWARD, "grad_norm")
+    return (max if backward else min)(these, key=lambda one: one.position)
 
 
 def _text(these: Sequence[Difference], first: Difference, compared: int) -> str:

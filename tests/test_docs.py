@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import runpy
+import typing
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from propcheck.cli import app
+from propcheck.gate_findings import CHECKS
 from propcheck.keys import tables
 from propcheck.probe import Probe
 from propcheck.settings import ToolSettings
+from propcheck.tolerance import Gated
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -33,6 +36,14 @@ def test_every_command_and_option_has_help(name, command):
     assert command.help, name
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_the_page_of_the_gate_has_every_check_and_every_quantity():
+    text = (DOCS / "gate.md").read_text(encoding="utf-8")
+    for check, says in CHECKS.items():
+        assert f"| `{check}` | {says} |" in text
+    for quantity in typing.get_args(Gated):
+        assert f"`{quantity}`" in text
 
 
 @pytest.mark.parametrize("schema", [Probe, ToolSettings])

@@ -60,9 +60,10 @@ def sweep(
     Status 0: no finding at or above the fail level; 1: there is one, or a cell failed; 2: a bad target, option or file;
     130: interrupted, and the same command goes on from there.
     """
+    from propcheck.grid import grid, read_axes
     from propcheck.report.sweep_table import Sweep, print_sweep, sweep_json, sweep_markdown
     from propcheck.settings import read_settings
-    from propcheck.sweep import grid, plan, read_axes, scan_cells
+    from propcheck.sweep import plan, scan_cells
 
     settings = read_settings(Path.cwd())
     axes = read_axes(vary)

@@ -22,7 +22,7 @@ _FFN = frozenset({"mlp", "moe"})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading of one or two lines, the cells under it, and when it goes: the lowest ``keep`` first, those that share one at once."""
+    """A heading of one or two lines, the cells under it, and when it goes: the lowest ``keep`` first, equal ones at once."""
 
     heading: str
     cells: tuple[str, ...]

@@ -181,10 +181,10 @@ def run_columns(comparison: Comparison) -> list[Column]:
         ("", 10),
         (f"stream x\na {comparison.noun}", 9),
         ("over\ndepth", 6),
-        ("law", 5),
+        ("stream\nlaw", 5),
         (f"gradient x\na {comparison.noun}", 8),
         ("over\ndepth", 4),
-        ("law", 3),
+        ("gradient\nlaw", 3),
         ("first\nloss", 7),
     )
     words = {0, 3, 6}

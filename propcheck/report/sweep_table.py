@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from propcheck.grid import Axis
     from propcheck.records import Finding, Run, Severity
-    from propcheck.sweep import Axis, Outcome
+    from propcheck.sweep import Outcome
 
 _LETTERS: dict[Severity, str] = {"error": "E", "warning": "W", "note": "N"}
 _SHOWN_RULES = 2

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from synthetic import additive, factors, run_of
 
+from propcheck.grid import grid, read_axes
 from propcheck.records import Finding
 from propcheck.report.sweep_table import Sweep, print_sweep, summary, sweep_json, sweep_markdown
-from propcheck.sweep import Outcome, grid, read_axes
+from propcheck.sweep import Outcome
 
 
 def finding(severity, rule):
