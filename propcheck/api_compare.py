@@ -83,8 +83,7 @@ class Comparison:
         """Draw one overlay plot a quantity, and return the files."""
         from propcheck.report.overlay import write_overlays
 
-        named = [(f"{label}: {run.target}", run) for label, run in zip(self.record.labels, self.record.runs, strict=True)]
-        return write_overlays(named, Path(directory))
+        return write_overlays(self.record.named, Path(directory))
 
     def __str__(self) -> str:
         from propcheck.report.comparison import print_comparison

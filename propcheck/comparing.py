@@ -123,6 +123,11 @@ class Comparison:
     noun: str
     tolerance: float
 
+    @property
+    def named(self) -> list[tuple[str, Run]]:
+        """Each run with its label and target, as pictures name it."""
+        return [(f"{label}: {run.target}", run) for label, run in zip(self.labels, self.runs, strict=True)]
+
 
 def compare(runs: Sequence[Run], tolerances: Tolerances) -> Comparison:
     """Set runs side by side.

@@ -94,6 +94,7 @@ class Deviations:
         self.notes: list[str] = []
         self.widest = 1 + tolerances.share
         self._end = max((record.site for record in run.sites), default=0) + 1
+        self._last: dict[int | None, int] = {one.block: one.site for one in run.sites if one.block is not None}
         self._seeds = (len(baseline.seeds), len(run.seeds))
         self._freedom = sum(self._seeds) - 2
         other, drawn = redrawn(parameters)
@@ -158,7 +159,8 @@ class Deviations:
     def _position(self, parameter: ParameterRecord) -> int:
         if parameter.site is not None:
             return parameter.site
-        return -1 if parameter.role == "embedding" else self._end
+        # In a block, and in none of its branches: a scale on the stream, or one that nothing uses.
+        return -1 if parameter.role == "embedding" else self._last.get(parameter.block, self._end)
 
     def _allowed(self, quantity: Quantity, names: Iterable[str | None], spread: float, averaged: tuple[int, int]) -> float:
         """Return the factor that passes either way."""

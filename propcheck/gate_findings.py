@@ -153,7 +153,8 @@ def _values(one: Difference) -> str:
 def _beyond(one: Difference) -> str:
     if one.ratio is None:
         return ""
-    passes = f"{percent(one.tolerance - 1)} passes" if one.tolerance < 2 else f"a factor of {number(one.tolerance)} passes"
+    edge = one.tolerance if one.ratio > 1 else 1 / one.tolerance  # 5 % up is 4.76 % down
+    passes = f"{percent(edge - 1)} passes" if one.tolerance < 2 else f"a factor of {number(one.tolerance)} passes"
     return f", {times(one.ratio)} where {passes}"
 
 

@@ -78,11 +78,7 @@ def compare(
 
     comparison = comparing.compare(found, allowed)
     if plots:
-        from propcheck.report.overlay import write_overlays
-
-        write_overlays(
-            [(f"{label}: {run.target}", run) for label, run in zip(comparison.labels, found, strict=True)], directory
-        )
+        _draw(comparison, directory)
     _emit(comparison, output, detail)
     if writes and not output.quiet:
         print(f"propcheck: wrote {directory}", file=sys.stderr)
@@ -99,6 +95,15 @@ def _kept(run: Run, side: given.Side, directory: Path, *, plots: bool) -> Run:
     run = dataclasses.replace(run, path=str(directory))
     save(run, directory, plots=plots)
     return run
+
+
+def _draw(comparison: Comparison, directory: Path) -> None:
+    from propcheck.report.overlay import write_overlays
+
+    try:
+        write_overlays(comparison.named, directory)
+    except OSError as error:
+        raise PropcheckError(f"{directory}: {error.strerror or error}") from error
 
 
 def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
