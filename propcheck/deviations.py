@@ -26,11 +26,14 @@ How = Literal["changed", "nonfinite", "unobserved", "observed"]
 FORWARD: tuple[Quantity, ...] = ("stream_rms", "update_rms")
 BACKWARD: tuple[Quantity, ...] = ("grad_stream_norm", "grad_update_norm", "param_grad_norm")
 
-# Other draws of the same weights move single numbers of narrow models by up to this factor (docs/gate.md has what was
-# measured). With one seed on each side nothing tells that from a change.
-REDRAWN = 2.0
+# With one seed on each side nothing tells other draws of the weights from a change. Over 12 draws of each of 13 models of width
+# 64 to 384 on one input, any two lay at most a factor of 2.4 apart at any site, and 1.1 in the loss; where a few random numbers
+# decide how far a whole branch reaches, as the decays of a mixer with four heads, up to 4. This tool's own limits.
+REDRAWN = 3.0
+REDRAWN_LOSS = 1.25
 # Unit in the last place of the training dtype, and how many of them rounding may leave of a sum that is zero in exact
-# arithmetic, such as the gradient of a key's bias: relative to the gradient of the whole branch.
+# arithmetic, such as the gradient of a key's bias: relative to the largest gradient of its module, which is a sum of like
+# terms. Measured is 0.1 to 0.3.
 _ROUNDING = {"fp32": 2.0**-23, "bf16": 2.0**-8, "bf16-mixed": 2.0**-8, "fp16": 2.0**-11}
 _LEFT_BY_ROUNDING = 4.0
 
@@ -106,8 +109,8 @@ class Deviations:
                 else f"{other} of {count(drawn, 'parameter')} were drawn anew (other names or other draws)"
             )
             self.notes.append(
-                f"{what}, and one seed does not tell that from a change: a factor of {REDRAWN:g} passes. Give both "
-                "--seeds 0..4 to judge by their scatter."
+                f"{what}, and one seed does not tell that from a change: a factor of {REDRAWN:g} passes, {REDRAWN_LOSS:g} in the "
+                "loss, and of a single parameter's gradient any size. Give both --seeds 0..4 to judge by their scatter."
             )
         values = [_by_site(one, quantities) for one in (baseline, run)]
         for quantity in quantities:
@@ -132,21 +135,23 @@ class Deviations:
                 self._compare(quantity, place_of(other), other.site, one, two, allowed=allowed, floor=floor)
 
     def _parameters(self, pairing: ParameterPairing) -> None:
-        branch = {one.site: one.param_grad_norm for one in depth.profile(self.baseline).sites}
         rounding = _LEFT_BY_ROUNDING * _ROUNDING.get(self.run.precision, _ROUNDING["bf16"])
+        largest: dict[str, float] = defaultdict(float)  # gradient of the baseline, by module
+        for pair in pairing.pairs:
+            module = pair.base.name.rpartition(".")[0]
+            largest[module] = max(largest[module], pair.base.grad_norm or 0.0)
         pool = pooled(pair.base.grad_spread for pair in pairing.pairs if pair.base.grad_spread is not None)
         for pair in pairing.pairs:
             base, other = pair.base, pair.other
             if base.grad_state is None or other.grad_state is None:
                 continue
-            whole = None if base.site is None else branch.get(base.site)
             spreads = [one.grad_spread for one in (base, other) if one.grad_spread is not None]
             # A parameter's norm is that of the first seed, its spread that of all.
             allowed = self._allowed("grad_norm", (other.name, base.name), max((*spreads, pool)), (1, 1))
             one, two = ([] if side.grad_norm is None else [side.grad_norm] for side in (base, other))
             if one or two:
                 place = Place(other.site, other.block, other.sublayer, None, other.name)
-                floor = max(self.tolerances.floor, rounding * (whole or 0.0))
+                floor = max(self.tolerances.floor, rounding * largest[base.name.rpartition(".")[0]])
                 self._compare("grad_norm", place, self._position(other), one, two, allowed=allowed, floor=floor)
 
     def _loss(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from propcheck.api import Run, scan
 from propcheck.api_compare import gate
 from propcheck.errors import PropcheckError
+from propcheck.wording import count
 
 if TYPE_CHECKING:
     from propcheck.api_compare import Tolerance
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 UPDATE = "PROPCHECK_UPDATE_BASELINE"
 
 _SEVERITIES = ("note", "warning", "error")
+_MEANT = f"If the change is meant, run this test once with {UPDATE}=1 and commit the baseline."
 
 
 def assert_healthy(
     target: Any,
     baseline: str | Path | None = None,
     *,
-    fail_level: Literal["error", "warning", "note", "never"] = "error",
+    fail_level: Literal["error", "warning", "note", "never"] | None = None,
     tolerance: Tolerance | None = None,
     **options: Any,
 ) -> Run:
@@ -34,12 +36,13 @@ def assert_healthy(
     target
         As :func:`propcheck.scan` takes it; or what that returned.
     baseline
-        A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read. Findings that
-        the baseline has do not fail the test: they are known.
+        A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read.
     fail_level
-        Least severity of a finding that fails.
+        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: findings that
+        the baseline has are known, and do not fail the test; an error or a warning that it does not have fails it at every
+        level. Given beside a baseline, it makes known findings fail too.
     tolerance
-        As :func:`propcheck.gate` takes it.
+        What may differ from the baseline, as :func:`propcheck.gate` takes it.
     options
         As :func:`propcheck.scan` takes them.
 
@@ -55,20 +58,40 @@ def assert_healthy(
     PropcheckError
         Where the command line would end with status 2: there is no such baseline, or one of another kind of run.
     """
+    __tracebackhide__ = True  # pytest then shows the line of the test, not this function's
+    if isinstance(target, Run) and options:
+        raise PropcheckError(f"{', '.join(options)}: nothing is scanned here, since the target is a run")
+    if baseline is None and tolerance is not None:
+        raise PropcheckError(f"tolerance = {tolerance!r}: is for a baseline, and none is given")
+    failing = _failing(fail_level or ("error" if baseline is None else "never"))
+    place = None if baseline is None else Path(baseline)
+    update = os.environ.get(UPDATE, "") not in ("", "0")
+    if place is not None and not update and not place.exists():  # a scan may take minutes
+        raise PropcheckError(f"{place}: no such baseline; run this test once with {UPDATE}=1 to write it, and commit it")
     run = target if isinstance(target, Run) else scan(target, **options)
-    if baseline is not None:
-        if os.environ.get(UPDATE, "") not in ("", "0"):
-            run.save_baseline(baseline)
-        elif not Path(baseline).exists():
-            raise PropcheckError(f"{baseline}: no such baseline; run the tests once with {UPDATE}=1 to write it, and commit it")
-        else:
-            result = gate(run, Path(baseline), tolerance=tolerance)
-            if not result.passed:
-                raise AssertionError(f"{run.record.target} is not as its baseline {baseline} was\n\n{result}")
-        return run
-    failing = () if fail_level == "never" else _SEVERITIES[_SEVERITIES.index(fail_level) :]
+    if place is not None and update:
+        run.save_baseline(place)
+    wrong = [] if place is None or update else _changed(run, place, tolerance)
     found = [one for one in run.findings if one.severity in failing]
     if found:
         listed = "\n".join(f"{one.severity} {one.rule} {one.name}\n  {one.message}\n  {one.remedy}" for one in found)
-        raise AssertionError(f"{run.record.target}: {len(found)} at or above {fail_level}\n{listed}")
+        wrong.append(f"{run.record.target}: {count(len(found), 'finding')} at or above {failing[0]}\n\n{listed}")
+    if wrong:
+        raise AssertionError("\n\n".join(wrong))
     return run
+
+
+def _failing(fail_level: str) -> tuple[str, ...]:
+    if fail_level == "never":
+        return ()
+    if fail_level not in _SEVERITIES:
+        raise PropcheckError(f"fail_level = {fail_level!r}: must be error, warning, note or never")
+    return _SEVERITIES[_SEVERITIES.index(fail_level) :]
+
+
+def _changed(run: Run, baseline: Path, tolerance: Tolerance | None) -> list[str]:
+    try:
+        result = gate(run, baseline, tolerance=tolerance)
+    except PropcheckError as error:  # it names the command line's way to a new baseline; this is the test suite's
+        raise PropcheckError(f"{error} ({UPDATE}=1 writes it from a test)") from error
+    return [] if result.passed else [f"{run.record.target}: not as its baseline was\n\n{result}\n{_MEANT}"]

@@ -12,7 +12,7 @@ import typer
 
 from propcheck.commands import options as shared
 from propcheck.commands import sides as given
-from propcheck.commands.output import OutputOptions, check, emit
+from propcheck.commands.output import OutputOptions, check, emit, machine_views
 from propcheck.commands.running import check_writable, save
 from propcheck.errors import PropcheckError
 
@@ -111,20 +111,14 @@ def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", 
     from propcheck.document import dumps
     from propcheck.report.comparison import comparison_markdown, print_comparison
     from propcheck.report.contrast_results import comparison_results
-    from propcheck.report.github import to_github
-    from propcheck.report.junit import to_junit
     from propcheck.report.location import location_of
-    from propcheck.report.sarif import to_sarif
 
-    results = comparison_results(comparison, location_of(comparison.runs[-1].target))
     emit(
         output,
         table=lambda console: print_comparison(comparison, console, detail),
         views={
             "json": lambda: dumps(comparison_document(comparison)),
             "markdown": lambda: comparison_markdown(comparison),
-            "github": lambda: to_github(results),
-            "junit": lambda: to_junit(results),
-            "sarif": lambda: to_sarif(results),
+            **machine_views(lambda: comparison_results(comparison, location_of(comparison.runs[-1].target))),
         },
     )

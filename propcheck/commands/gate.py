@@ -12,7 +12,7 @@ import typer
 
 from propcheck.commands import options as shared
 from propcheck.commands import sides as given
-from propcheck.commands.output import OutputOptions, check, emit
+from propcheck.commands.output import OutputOptions, check, emit, machine_views
 from propcheck.commands.running import check_writable, save
 from propcheck.errors import PropcheckError
 from propcheck.wording import count
@@ -154,20 +154,14 @@ def _emit(gate: Gate, output: OutputOptions) -> None:
     from propcheck.document import dumps
     from propcheck.report.contrast_results import gate_results
     from propcheck.report.gating import gate_markdown, print_gate
-    from propcheck.report.github import to_github
-    from propcheck.report.junit import to_junit
     from propcheck.report.location import location_of
-    from propcheck.report.sarif import to_sarif
 
-    results = gate_results(gate, location_of(gate.run.target))
     emit(
         output,
         table=lambda console: print_gate(gate, console),
         views={
             "json": lambda: dumps(gate_document(gate)),
             "markdown": lambda: gate_markdown(gate),
-            "github": lambda: to_github(results),
-            "junit": lambda: to_junit(results),
-            "sarif": lambda: to_sarif(results),
+            **machine_views(lambda: gate_results(gate, location_of(gate.run.target))),
         },
     )

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from propcheck.report.results import Results
+
 Format = Literal["table", "json", "markdown", "github", "junit", "sarif"]
 FORMATS: tuple[Format, ...] = typing.get_args(Format)
 
@@ -123,6 +125,19 @@ def emit(options: OutputOptions, table: Callable[[Console], None], views: Mappin
         write_stdout(capture.get())
     else:
         write_stdout(text(options.output_format))
+
+
+def machine_views(results: Callable[[], Results]) -> dict[Format, Callable[[], str]]:
+    """Return the views that are made of :class:`propcheck.report.results.Results` alone."""
+    from propcheck.report.github import to_github
+    from propcheck.report.junit import to_junit
+    from propcheck.report.sarif import to_sarif
+
+    return {
+        "github": lambda: to_github(results()),
+        "junit": lambda: to_junit(results()),
+        "sarif": lambda: to_sarif(results()),
+    }
 
 
 def _files(options: OutputOptions) -> list[_File]:

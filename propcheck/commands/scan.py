@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from propcheck.commands import options as shared
-from propcheck.commands.output import OutputOptions, check, emit
+from propcheck.commands.output import OutputOptions, check, emit, machine_views
 from propcheck.commands.running import check_writable, run_scan, save
 from propcheck.errors import PropcheckError
 
@@ -93,15 +92,11 @@ def _emit(
     run: Run, request: shared.Request, output: OutputOptions, failing: tuple[Severity, ...], detail: Literal["block", "site"]
 ) -> None:
     from propcheck.report.formats import to_json
-    from propcheck.report.github import to_github
-    from propcheck.report.junit import to_junit
     from propcheck.report.location import location_of
     from propcheck.report.markdown import scan_markdown
     from propcheck.report.results import scan_results
-    from propcheck.report.sarif import to_sarif
     from propcheck.report.table import print_run
 
-    @functools.cache
     def results() -> Results:
         return scan_results(run, failing, location=location_of(run.target), select=request.select, ignore=request.ignore)
 
@@ -111,8 +106,6 @@ def _emit(
         views={
             "json": lambda: to_json(run),
             "markdown": lambda: scan_markdown(run),
-            "github": lambda: to_github(results()),
-            "junit": lambda: to_junit(results()),
-            "sarif": lambda: to_sarif(results()),
+            **machine_views(results),
         },
     )
