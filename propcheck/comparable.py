@@ -75,12 +75,19 @@ def _asked(settings: Mapping[str, Any], target: str, seeds: Sequence[int]) -> di
 def _measured(run: Run) -> dict[str, str]:
     """Return what only a finished scan tells: code may choose its own precision and batch."""
     inputs, options = run.inputs, run.settings.get("inputs") or {}
-    measured = {"precision": run.precision, "inputs": f"{inputs.batch} x {inputs.tokens} {inputs.source}"}
+    fed = f"{inputs.batch} x {inputs.tokens} {inputs.source}" if inputs.batch else "unknown"
+    measured = {"precision": run.precision, "inputs": fed}
     if inputs.source == "zipf":
         measured["inputs.exponent"] = f"{options.get('exponent', 1.0):g}"
     if inputs.source in TOKEN_SOURCES:
         measured["inputs.vocabulary"] = str(options.get("vocabulary"))
     return measured
+
+
+def sites_alone(*runs: Run) -> str | None:
+    """Say so where one of the runs is the rows of its sites and nothing else, as a lone ``sublayers.parquet`` gives them."""
+    alone = [run.path or run.target for run in runs if not run.model.parameters]
+    return f"{', '.join(alone)}: sites alone, so findings, parameters and loss are not compared." if alone else None
 
 
 def other_machine(run: Run, baseline: Run) -> list[str]:

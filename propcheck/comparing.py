@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from propcheck import depth
-from propcheck.comparable import refusals
+from propcheck.comparable import refusals, sites_alone
 from propcheck.deviations import BACKWARD, Deviations, first_change
 from propcheck.gate_findings import first_of, size_of, won_and_lost
 from propcheck.growth import gradient_growth, stream_growth
@@ -68,7 +68,7 @@ class Contrast:
     parameters
         Which parameters belong together.
     won, lost
-        Findings that only this run has, and that only A has.
+        Findings that only this run has, and that only A has; None where one of the two is sites alone.
     start
         Where the two part; None where no place differs.
     notes
@@ -80,8 +80,8 @@ class Contrast:
     settings: tuple[tuple[str, Any, Any], ...]
     changes: tuple[Change, ...]
     parameters: ParameterPairing
-    won: tuple[Finding, ...]
-    lost: tuple[Finding, ...]
+    won: tuple[Finding, ...] | None
+    lost: tuple[Finding, ...] | None
     start: Place | None
     notes: tuple[str, ...]
 
@@ -159,10 +159,11 @@ def _label(index: int) -> str:
 def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contrast:
     profiles = (depth.profile(first), depth.profile(run))
     sites = pair_sites(profiles[0].sites, profiles[1].sites, names=("A", label))
-    parameters = pair_parameters(first.parameters, run.parameters, sites.pairs)
+    alone = sites_alone(first, run)
+    parameters = pair_parameters(*((), ()) if alone else (first.parameters, run.parameters), sites.pairs)
     columns = [quantity for quantity in COMPARED if quantity not in ("grad_norm", "loss")]
     deviations = Deviations(run, first, tolerances, sites, parameters, columns)
-    won, lost = won_and_lost(first.findings, run.findings)
+    won, lost = (None, None) if alone else won_and_lost(first.findings, run.findings)
     return Contrast(
         label=label,
         relative=sites.relative,
@@ -172,7 +173,7 @@ def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contr
         won=won,
         lost=lost,
         start=first_change(deviations.found, sites.pairs),
-        notes=(*_other_runs(run, first, label), *sites.notes, *deviations.notes),
+        notes=(*_other_runs(run, first, label), *([alone] if alone else []), *sites.notes, *deviations.notes),
     )
 
 

@@ -9,10 +9,12 @@ from propcheck.document import run_document
 from propcheck.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from propcheck.comparing import Comparison, Contrast
     from propcheck.deviations import Difference
     from propcheck.gating import Gate
-    from propcheck.records import Run
+    from propcheck.records import Finding, Run
 
 _ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")
 
@@ -86,9 +88,13 @@ def _contrast(contrast: Contrast) -> dict[str, Any]:
             "missing": [one.name for one in shared.missing],
             "new": [one.name for one in shared.new],
         },
-        "findings": {name: [dataclasses.asdict(one) for one in getattr(contrast, name)] for name in ("won", "lost")},
+        "findings": {"won": _listed(contrast.won), "lost": _listed(contrast.lost)},
         "notes": list(contrast.notes),
     }
+
+
+def _listed(findings: Sequence[Finding] | None) -> list[dict[str, Any]] | None:
+    return None if findings is None else [dataclasses.asdict(one) for one in findings]
 
 
 def _difference(one: Difference) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck import depth, gate_findings
-from propcheck.comparable import other_machine
+from propcheck.comparable import other_machine, sites_alone
 from propcheck.deviations import Deviations, first_change
 from propcheck.errors import PropcheckError
 from propcheck.pairing import pair_parameters, pair_sites
@@ -77,7 +77,8 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
     """
     both = (depth.profile(baseline).sites, depth.profile(run).sites)
     sites = pair_sites(*both, by_number=True, names=("the baseline", "this run"))
-    parameters = pair_parameters(baseline.parameters, run.parameters, sites.pairs)
+    alone = sites_alone(baseline, run)
+    parameters = pair_parameters(*((), ()) if alone else (baseline.parameters, run.parameters), sites.pairs)
     deviations = Deviations(run, baseline, tolerances, sites, parameters)
     return Gate(
         run=run,
@@ -86,14 +87,14 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
             *gate_findings.nonfinite(deviations.found),
             *gate_findings.structure(sites.pairs, parameters, sites.notes),
             *gate_findings.changed(deviations.found, deviations.compared),
-            *gate_findings.finding_set(baseline.findings, run.findings, deviations.widest),
+            *([] if alone else gate_findings.finding_set(baseline.findings, run.findings, deviations.widest)),
         ),
         differences=tuple(deviations.found),
         start=first_change(deviations.found, sites.pairs),
         compared=dict(deviations.compared),
         tolerance=tolerances.share,
         versions=tuple(other_machine(run, baseline)),
-        notes=tuple(deviations.notes),
+        notes=(*([alone] if alone else []), *deviations.notes),
     )
 
 

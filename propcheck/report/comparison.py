@@ -118,6 +118,8 @@ def _only(label: str, parameters: Sequence[ParameterRecord]) -> str:
 
 
 def _found(contrast: Contrast) -> list[str]:
+    if contrast.won is None or contrast.lost is None:
+        return []
     return [
         *(_finding_line(f"only in {contrast.label}", one) for one in contrast.won),
         *(_finding_line("only in A", one) for one in contrast.lost),

@@ -103,7 +103,7 @@ def _findings(contrast: Contrast) -> list[Finding]:
                 severity="note",
                 message=f"Only in {label}: {one.severity} {one.rule} {one.name}: {one.message}",
             )
-            for one in findings
+            for one in findings or ()
         ]
     return found
 

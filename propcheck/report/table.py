@@ -62,8 +62,10 @@ def print_run(run: Run, console: Console, detail: Literal["block", "site"] = "bl
 def title(run: Run) -> str:
     """Say in one line what was scanned: target, class, size, placement, precision."""
     model = run.model
+    # Where only the rows of the sites were kept, nothing is known of the rest.
+    whole = f"{model.class_name}, {_amount(model.parameters)} parameters" if model.parameters else "sites alone"
     return (
-        f"{run.target}: {model.class_name}, {_amount(model.parameters)} parameters, {count(model.blocks, 'block')}, "
+        f"{run.target}: {whole}, {count(model.blocks, 'block')}, "
         f"{count(model.sites, 'site')}, width {model.width}, placement {model.placement}, {run.precision}"
     )
 
