@@ -11,10 +11,13 @@ import pytest
 import rich.console
 
 from propcheck import cli
+from propcheck.comparing import compare
 from propcheck.depth import profile
 from propcheck.growth import stream_growth
+from propcheck.report.comparison import print_comparison
 from propcheck.report.table import print_run
 from propcheck.store import read_run
+from propcheck.tolerance import Tolerances
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +46,16 @@ def test_the_readme_shows_lines_of_the_example_runs(name):
     lines = rendered(ROOT / "reports" / name)
     missing = [line for line in shown.splitlines() if line.strip() not in ("", "...") and line not in lines]
     assert not missing
+
+
+def test_the_page_of_compare_shows_the_two_example_runs_side_by_side():
+    text = (ROOT / "docs" / "compare.md").read_text()
+    (shown,) = re.findall(r"<!-- from: propcheck compare [^\n]*-->\n```\n(.*?)```", text, re.DOTALL)
+    runs = [read_run(ROOT / "reports" / name) for name in ("qwen3.8-27b", "qwen3.8-27b-postnorm")]
+    console = rich.console.Console(file=io.StringIO(), width=80)
+    print_comparison(compare(runs, Tolerances()), console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert shown.splitlines() == [line for line in lines if not line.startswith(("A: reports", "B: reports"))]
 
 
 def test_the_example_run_has_the_numbers_of_an_independent_measurement():
