@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from propcheck import depth
+from propcheck.comparable import sites_alone
 from propcheck.pairing import redrawn
 from propcheck.records import Place
 from propcheck.tolerance import chance, pooled, scatter
@@ -77,7 +78,7 @@ class Deviations:
     compared : Counter
         How many values of each quantity were compared.
     widest : float
-        The largest factor that passed for any of them.
+        The largest factor that passes for any of them but single parameters.
     notes : list of str
         Sentences about the comparison.
     """
@@ -101,7 +102,8 @@ class Deviations:
         self._seeds = (len(baseline.seeds), len(run.seeds))
         self._freedom = sum(self._seeds) - 2
         other, drawn = redrawn(parameters)
-        self._redrawn = self._freedom == 0 and (other > 0 or sites.relative)
+        self._other_draws = other > 0 or sites.relative
+        self._redrawn = self._freedom == 0 and self._other_draws
         if self._redrawn:
             what = (
                 "Blocks of one relative depth have other draws of their weights"
@@ -109,8 +111,8 @@ class Deviations:
                 else f"{other} of {count(drawn, 'parameter')} were drawn anew (other names or other draws)"
             )
             self.notes.append(
-                f"{what}, and one seed does not tell that from a change: a factor of {REDRAWN:g} passes, {REDRAWN_LOSS:g} in the "
-                "loss, and of a single parameter's gradient any size. Give both --seeds 0..4 to judge by their scatter."
+                f"{what}, and one seed does not tell that from a change: a factor of {REDRAWN:g} passes, {REDRAWN_LOSS:g} in "
+                "the loss, and of a single parameter's gradient any size. Give both --seeds 0..4 to judge by their scatter."
             )
         values = [_by_site(one, quantities) for one in (baseline, run)]
         for quantity in quantities:
@@ -155,11 +157,23 @@ class Deviations:
                 self._compare("grad_norm", place, self._position(other), one, two, allowed=allowed, floor=floor)
 
     def _loss(self) -> None:
+        if sites_alone(self.baseline, self.run):
+            return
         base, value = (_losses(side) for side in (self.baseline, self.run))
-        if base or value:
-            allowed = self._allowed("loss", (), scatter(base, value) or 0.0, (len(base) or 1, len(value) or 1))
-            floor = self.tolerances.floor
-            self._compare("loss", Place(), self._end, base, value, allowed=allowed, floor=floor)
+        if not (base or value):
+            return
+        if self._other_draws and all(map(math.isfinite, (*base, *value))) and not self._has_a_size((*base, *value)):
+            self.notes.append("The loss is no cross-entropy: of other draws it may be anything, and is not compared.")
+            return
+        allowed = self._allowed("loss", (), scatter(base, value) or 0.0, (len(base) or 1, len(value) or 1))
+        floor = self.tolerances.floor
+        self._compare("loss", Place(), self._end, base, value, allowed=allowed, floor=floor)
+
+    def _has_a_size(self, losses: Sequence[float]) -> bool:
+        """Whether losses of other draws are near each other: a cross-entropy is, a sum that takes either sign is not."""
+        if self._freedom > 0:
+            return min(losses) > 0
+        return all(side.loss.uniform is not None for side in (self.baseline, self.run))
 
     def _position(self, parameter: ParameterRecord) -> int:
         if parameter.site is not None:
@@ -170,11 +184,14 @@ class Deviations:
     def _allowed(self, quantity: Quantity, names: Iterable[str | None], spread: float, averaged: tuple[int, int]) -> float:
         """Return the factor that passes either way."""
         allowed = 1 + self.tolerances.of(quantity, names)
+        if self._redrawn and quantity == "grad_norm":
+            return math.inf  # of few elements it is a matter of chance; the gradient of its branch has it too
         if self._redrawn:
-            allowed = max(allowed, REDRAWN)
+            allowed = max(allowed, REDRAWN_LOSS if quantity == "loss" else REDRAWN)
         elif self._freedom > 0 and spread:
             allowed = max(allowed, depth.safe_exp(chance(spread, self._freedom, averaged)))
-        self.widest = max(self.widest, allowed)
+        if quantity != "grad_norm":
+            self.widest = max(self.widest, allowed)
         return allowed
 
     def _compare(

@@ -39,7 +39,7 @@ _WORDS: dict[Quantity, str] = {
     "grad_norm": "gradient of a parameter",
     "loss": "first loss",
 }
-_MEANT = "If the change is meant, make the baseline again with --update-baseline and commit it."
+MEANT = "If the change is meant, make the baseline again with --update-baseline and commit it."
 _LISTED = 8  # sites of a kind that are named; parameters half as many, since their names are long
 
 
@@ -92,7 +92,7 @@ def _lone_sites(sites: Sequence[SiteRecord], word: str, notes: Sequence[str]) ->
         listed = ", ".join(str(record.site) for record in rest[:_LISTED]) + (" ..." if len(rest) > _LISTED else "")
         text += f" So {'are' if len(rest) > 1 else 'is'} {len(rest)} more: {listed}."
     text += "".join(f" {note}" for note in notes if "site" not in note)
-    return Finding("gate-sites", "sites", "error", first, "site", word, None, text, _MEANT)
+    return Finding("gate-sites", word, "error", first, "site", word, None, text, MEANT)
 
 
 def _lone_parameters(records: Sequence[ParameterRecord], word: str) -> Finding:
@@ -103,7 +103,7 @@ def _lone_parameters(records: Sequence[ParameterRecord], word: str) -> Finding:
     said = ("is" if len(records) == 1 else "are") + (" missing here" if word == "missing" else " new")
     place = Place(first.site, first.block, first.sublayer, None, first.name)
     text = f"{count(len(records), 'parameter')} {side} {said}: {listed}{more}."
-    return Finding("gate-parameters", "parameters", "error", place, "parameter", word, None, text, _MEANT)
+    return Finding("gate-parameters", word, "error", place, "parameter", word, None, text, MEANT)
 
 
 def changed(found: Sequence[Difference], compared: Counter[Quantity]) -> list[Finding]:
@@ -114,7 +114,7 @@ def changed(found: Sequence[Difference], compared: Counter[Quantity]) -> list[Fi
         if these:
             rule = "gate-stream" if quantity in FORWARD else "gate-loss" if quantity == "loss" else "gate-gradient"
             first = first_of(these)
-            findings.append(_of(rule, first, _text(these, first, compared[quantity]), _MEANT))
+            findings.append(_of(rule, first, _text(these, first, compared[quantity]), MEANT))
     return findings
 
 
@@ -154,8 +154,7 @@ def _beyond(one: Difference) -> str:
     if one.ratio is None:
         return ""
     edge = one.tolerance if one.ratio > 1 else 1 / one.tolerance  # 5 % up is 4.76 % down
-    passes = f"{percent(edge - 1)} passes" if one.tolerance < 2 else f"a factor of {number(one.tolerance)} passes"
-    return f", {times(one.ratio)} where {passes}"
+    return f", {times(one.ratio)} where {'up' if one.ratio > 1 else 'down'} to {times(edge)} passes"
 
 
 def times(ratio: float) -> str:
@@ -173,7 +172,7 @@ def size_of(one: Difference) -> float:
 def _of(rule: str, one: Difference, message: str, remedy: str) -> Finding:
     return Finding(
         rule=rule,
-        name=rule.removeprefix("gate-"),
+        name=one.quantity,
         severity="error",
         site=one.place if one.place != Place() else None,
         metric=one.quantity,
@@ -206,7 +205,7 @@ def finding_set(base: Sequence[Finding], other: Sequence[Finding], widest: float
             dataclasses.replace(
                 one,
                 rule="gate-findings",
-                name="findings",
+                name=one.rule,
                 severity="note" if marginal else "error",
                 message=f"New {one.severity} {one.rule} {one.name}: {one.message}{more}",
                 also=(),
@@ -218,7 +217,7 @@ def finding_set(base: Sequence[Finding], other: Sequence[Finding], widest: float
         findings.append(
             Finding(
                 rule="gate-findings",
-                name="findings",
+                name="lost",
                 severity="note",
                 site=lost[0].site,
                 metric=lost[0].metric,

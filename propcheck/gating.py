@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck import depth, gate_findings
+from propcheck.beside import settings_note
 from propcheck.comparable import other_machine, sites_alone
 from propcheck.deviations import Deviations, first_change
 from propcheck.errors import PropcheckError
 from propcheck.pairing import pair_parameters, pair_sites
+from propcheck.probe import differing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,8 +96,14 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
         compared=dict(deviations.compared),
         tolerance=tolerances.share,
         versions=tuple(other_machine(run, baseline)),
-        notes=(*([alone] if alone else []), *deviations.notes),
+        notes=(*([alone] if alone else []), *_other_settings(run, baseline), *deviations.notes),
     )
+
+
+def _other_settings(run: Run, baseline: Run) -> list[str]:
+    """Say which keys of the probe differ: most often they are the change."""
+    found = differing(run.settings, baseline.settings) if run.settings and baseline.settings else []
+    return [settings_note("the baseline", found)] if found else []
 
 
 def check_fit(itself: Gate) -> None:

@@ -38,8 +38,8 @@ def assert_healthy(
     baseline
         A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read.
     fail_level
-        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: findings that
-        the baseline has are known, and do not fail the test; an error or a warning that it does not have fails it at every
+        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: the findings
+        that the baseline has are known and do not fail the test, errors or not, while a new error or warning fails it at every
         level. Given beside a baseline, it makes known findings fail too.
     tolerance
         What may differ from the baseline, as :func:`propcheck.gate` takes it.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from propcheck.comparing import Change
-from propcheck.gate_findings import first_of, size_of, where
+from propcheck.gate_findings import MEANT, first_of, size_of, where
 from propcheck.report import markdown
 from propcheck.report.columns import one_line_names
 from propcheck.report.contrast import change_columns
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.gating import Gate
+    from propcheck.records import Finding
     from propcheck.report.columns import Column
 
 
@@ -34,7 +36,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     console.print(Text(title(gate.run)), highlight=False)
     print_columns(_columns(gate), console)
     console.print()
-    print_findings(gate.findings, console)
+    print_findings(_shown(gate), console)
     for line in facts(gate):
         console.print(Text(line), highlight=False)
 
@@ -49,7 +51,7 @@ def gate_markdown(gate: Gate) -> str:
         markdown.table(one_line_names(columns), rows, text=1),
         f"### Findings: {markdown.counts(gate.findings)}",
     ]
-    return markdown.page(head, markdown.findings_markdown(gate.findings), [markdown.bullets(facts(gate))])
+    return markdown.page(head, markdown.findings_markdown(_shown(gate)), [markdown.bullets(facts(gate))])
 
 
 def _columns(gate: Gate) -> list[Column]:
@@ -59,6 +61,11 @@ def _columns(gate: Gate) -> list[Column]:
         first, most = (first_of(found), max(found, key=size_of)) if found else (None, None)
         changes.append(Change(quantity, compared, len(found), first, most))
     return change_columns(changes, "baseline", "here")
+
+
+def _shown(gate: Gate) -> list[Finding]:
+    """Return the findings for people, to whom what all of them advise is said once, at the end."""
+    return [dataclasses.replace(one, remedy="") if one.remedy == MEANT else one for one in gate.findings]
 
 
 def facts(gate: Gate) -> list[str]:
@@ -74,4 +81,5 @@ def facts(gate: Gate) -> list[str]:
     else:
         begins = "" if gate.start is None else f" The change starts at {where(gate.start)}."
         lines.append(f"Gate failed: {len(gate.differences)} of {count(amount, 'number')} outside the tolerances.{begins}")
+        lines.append(MEANT)
     return lines

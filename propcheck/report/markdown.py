@@ -133,7 +133,9 @@ def _blocks(run: Run, curve: depth.Profile) -> str:
 def _finding(finding: Finding) -> str:
     where = place_in_words(finding.site)
     head = f"- **{finding.severity} {finding.rule} {escape(finding.name)}**" + (f", {where}" if where else "")
-    lines = [head, escape(finding.message), f"*What to do.* {escape(finding.remedy)}"]
+    lines = [head, escape(finding.message)]
+    if finding.remedy:
+        lines.append(f"*What to do.* {escape(finding.remedy)}")
     if finding.also:
         lines.append(f"Also: {escape(', '.join(finding.also))}.")
     return "<br>\n  ".join(lines)

@@ -111,7 +111,8 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         also = f"\nAlso: {', '.join(finding.also)}." if finding.also else ""
         # What a rule that has none says of that is for its page.
         source = f"\nSource: {finding.source}" if finding.source and not finding.source.startswith("None") else ""
-        console.print(Padding(Text(f"{finding.message}\n{finding.remedy}{also}{source}"), (0, 0, 0, 2)), highlight=False)
+        remedy = f"\n{finding.remedy}" if finding.remedy else ""
+        console.print(Padding(Text(f"{finding.message}{remedy}{also}{source}"), (0, 0, 0, 2)), highlight=False)
     console.print()
 
 
