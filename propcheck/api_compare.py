@@ -130,7 +130,8 @@ def gate(run: Any, baseline: Any, *, tolerance: Tolerance | None = None, force: 
     tolerance
         What passes, as :func:`compare` takes it; by default the ``[gate]`` of the run's probe, else 5 %.
     force
-        Compare also with a baseline of another target, precision, input, seed set or older schema.
+        Compare also with a baseline of another precision, input, seed set or older schema; with one that is stored, of another
+        target too.
     options
         As :func:`propcheck.scan` takes them, for the targets.
 
@@ -144,20 +145,20 @@ def gate(run: Any, baseline: Any, *, tolerance: Tolerance | None = None, force: 
 
     here, there = _run(run, options), _run(baseline, options, force=force)
     if not force:
-        check_comparable(here, there, named=_is_target(baseline))
+        check_comparable(here, there, named=not _is_stored(baseline))
     return Gate(gating.gate(here, there, _tolerances(here, tolerance)))
 
 
-def _is_target(side: object) -> bool:
+def _is_stored(side: object) -> bool:
     from propcheck.loading import is_run
 
-    return not isinstance(side, Run | Path) and not (isinstance(side, str) and is_run(side))
+    return isinstance(side, Path) or (isinstance(side, str) and is_run(side))
 
 
 def _run(side: Any, options: Mapping[str, Any], *, force: bool = False) -> records.Run:
     if isinstance(side, Run):
         return side.record
-    if _is_target(side):
+    if not _is_stored(side):
         return scan(side, **options).record
     from propcheck.loading import load
 

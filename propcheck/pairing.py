@@ -7,6 +7,7 @@ is new or missing.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -97,7 +98,11 @@ def _matched(
     numbers, their = [number for number, _ in blocks], [number for number, _ in others]
     # A block that was left out keeps its number free: both reach from the same first to the same last.
     same_ends = bool(numbers and their) and (numbers[0], numbers[-1]) == (their[0], their[-1])
-    if by_number or len(blocks) == len(others) or same_ends:
+    if len(blocks) == len(others) or same_ends:
+        return _joined(blocks, others), False
+    if (left_out := _left_out(blocks, others)) is not None:
+        return left_out, False
+    if by_number:
         return _joined(blocks, others), False
     if (taken := _taken_out(blocks, others)) is not None:
         start, amount = taken
@@ -110,6 +115,25 @@ def _matched(
     if len(blocks) <= len(others):
         return [(one, others[j]) for one, j in zip(blocks, _nearest(blocks, others), strict=True)], True
     return [(blocks[j], two) for two, j in zip(others, _nearest(others, blocks), strict=True)], True
+
+
+def _left_out(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[tuple[_Block | None, _Block | None]] | None:
+    """Match by the numbers in the modules' paths, where they say that blocks in the middle of one model were left out."""
+    mine, theirs = _path_numbers(blocks), _path_numbers(others)
+    if not mine or not theirs or (mine[0], mine[-1]) != (theirs[0], theirs[-1]):
+        return None
+    if not (set(mine) <= set(theirs) or set(theirs) <= set(mine)):
+        return None
+    ours, other = dict(zip(mine, blocks, strict=True)), dict(zip(theirs, others, strict=True))
+    return [(ours.get(number), other.get(number)) for number in sorted({*mine, *theirs})]
+
+
+def _path_numbers(blocks: Sequence[_Block]) -> list[int]:
+    """Return the number in the path of each block's modules, ``layers.6.attn``; none unless all have one and they rise."""
+    found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", block[1][0].module or "") for block in blocks]
+    numbers = [int(match[1]) for match in found if match is not None]
+    rising = all(one < two for one, two in itertools.pairwise(numbers))
+    return numbers if rising and len(numbers) == len(blocks) else []
 
 
 def _joined(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[tuple[_Block | None, _Block | None]]:

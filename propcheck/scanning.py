@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import os
 import platform
@@ -136,6 +137,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
+                gc.collect()  # the model before, of another seed or scan, lies in cycles, and the budget is for one
                 one = execute(
                     watched,
                     seed,

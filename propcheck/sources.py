@@ -6,6 +6,7 @@ Everything here is plain dictionaries; ``propcheck.probe`` checks them against t
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -228,9 +229,15 @@ def _read(path: Path) -> dict[str, Any]:
 def _seen_from(folder: Path, key: str, place: str) -> str:
     """Return a path as seen from ``folder``: of ``file.py:callable`` the file; ``package.module:callable`` has none."""
     if key != "target":
-        return str(folder / place)
+        return str(_plain(folder / place))
     file, _, name = place.rpartition(":")
-    return f"{folder / file}:{name}" if file.endswith(".py") else place
+    return f"{_plain(folder / file)}:{name}" if file.endswith(".py") else place
+
+
+def _plain(path: Path) -> Path:
+    """Return a path without ``..``, so that one file has one name; as it is where a link on the way would be another file."""
+    plain = Path(os.path.normpath(path))
+    return plain if plain.resolve() == path.resolve() else path
 
 
 def _parsed(path: Path) -> dict[str, Any]:

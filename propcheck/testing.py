@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UPDATE = "PROPCHECK_UPDATE_BASELINE"
 
 _SEVERITIES = ("note", "warning", "error")
-_MEANT = f"If the change is meant, run this test once with {UPDATE}=1 and commit the baseline."
+_MEANT = f"From a test, {UPDATE}=1 in the environment does what --update-baseline does."
 
 
 def assert_healthy(
@@ -34,13 +34,13 @@ def assert_healthy(
     Parameters
     ----------
     target
-        As :func:`propcheck.scan` takes it; or what that returned.
+        As :func:`propcheck.scan` takes it, or a path of a probe or config; or what that returned.
     baseline
         A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read.
     fail_level
-        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: the findings
-        that the baseline has are known and do not fail the test, errors or not, while a new error or warning fails it at every
-        level. Given beside a baseline, it makes known findings fail too.
+        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: the
+        findings that the baseline has are known and do not fail the test, errors or not, while a new error or warning fails it
+        at every level. Given beside a baseline, it makes known findings fail too.
     tolerance
         What may differ from the baseline, as :func:`propcheck.gate` takes it.
     options
@@ -68,7 +68,7 @@ def assert_healthy(
     update = os.environ.get(UPDATE, "") not in ("", "0")
     if place is not None and not update and not place.exists():  # a scan may take minutes
         raise PropcheckError(f"{place}: no such baseline; run this test once with {UPDATE}=1 to write it, and commit it")
-    run = target if isinstance(target, Run) else scan(target, **options)
+    run = target if isinstance(target, Run) else scan(_named(target), **options)
     if place is not None and update:
         run.save_baseline(place)
     wrong = [] if place is None or update else _changed(run, place, tolerance)
@@ -79,6 +79,15 @@ def assert_healthy(
     if wrong:
         raise AssertionError("\n\n".join(wrong))
     return run
+
+
+def _named(target: Any) -> Any:
+    """Name a file below the working directory relative to it, so that a baseline does not say where the checkout lies."""
+    if not isinstance(target, str | Path):
+        return target
+    path = Path(target)
+    inside = path.is_absolute() and path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd())) if inside else str(target)
 
 
 def _failing(fail_level: str) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def test_what_no_encoding_holds_is_marked():
         ("folder.md", "--output folder.md: is a directory; name a file in it"),
         ("file/a.md", "file: {here}/file is not a directory"),
         ("json=/dev/null", "--output json=/dev/null: is no regular file; --output-format sets what is printed"),
-        ("reports/tiny/run.json", "--output reports/tiny/run.json: the run itself writes that file too; name another"),
+        ("reports/tiny/run.json", "--output reports/tiny/run.json: the command itself uses that file too; name another"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(folder, given, said):
@@ -137,14 +137,14 @@ def test_what_cannot_be_written_is_refused(folder, given, said):
 def test_two_outputs_of_one_file_are_refused():
     Path("link.md").symlink_to("a.md")
     for second in ("json=a.md", "./a.md", "x/../a.md", "link.md"):
-        with pytest.raises(PropcheckError, match=r"--output a\.md writes that file too; name another$"):
+        with pytest.raises(PropcheckError, match=r"--output a\.md uses that file too; name another$"):
             check(OutputOptions(outputs=["a.md", second]))
     check(OutputOptions(outputs=["a.md", "a.json"]))
 
 
 def test_a_scan_refuses_before_it_scans(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "propcheck.scanning", None)
-    for given, said in (("a.html", ".html is no format"), ("reports/tiny/run.json", "the run itself writes that file too")):
+    for given, said in (("a.html", ".html is no format"), ("reports/tiny/run.json", "the command itself uses that file too")):
         assert propcheck.cli.run(["scan", "tiny", "--output", given]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)

@@ -1,11 +1,14 @@
 """A whole scan, from a probe to a run."""
 
+import dataclasses
 import math
 import subprocess
 import sys
+import weakref
 
 import pytest
 
+from propcheck.engine.execute import execute
 from propcheck.probe import Probe
 from propcheck.scanning import _spread, scan
 
@@ -40,6 +43,27 @@ def test_the_spread_of_a_gradient_is_that_of_its_logarithm_over_the_seeds():
         assert found.grad_spread == pytest.approx((sum((x - mean) ** 2 for x in logs) / 2) ** 0.5, rel=1e-6)
     assert all(one.grad_spread > 0 for one in several)
     assert all(one.grad_spread is None for one in alone[0])
+
+
+def test_the_model_of_a_seed_is_gone_before_the_next_is_built(monkeypatch):
+    alive, kept = [], []
+
+    def watched(task, *args, **options):
+        alive.append([model() for model in kept if model() is not None])
+
+        def build():
+            target = task.build()
+            kept.append(weakref.ref(target.model))
+            target.model.itself = (target.model,)  # a cycle, as hooks and closures make them
+            return target
+
+        return execute(dataclasses.replace(task, build=build), *args, **options)
+
+    monkeypatch.setattr("propcheck.scanning.execute", watched)
+    for _ in range(2):
+        scan(probe(scan={"seeds": (0, 1)}), target="p")
+    assert alive == [[], [], [], []]
+    assert len(kept) >= 4
 
 
 def test_placements_share_every_weight_of_the_same_name():

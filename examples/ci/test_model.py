@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 def test_the_model_is_as_its_baseline_was() -> None:
     # PROPCHECK_UPDATE_BASELINE=1 in the environment writes the baseline instead.
-    assert_healthy(str(HERE / "model.toml"), baseline=HERE / "baselines" / "model.parquet")
+    assert_healthy(HERE / "model.toml", baseline=HERE / "baselines" / "model.parquet")
 
 
 def test_a_deeper_model_has_no_errors_and_keeps_its_gradient() -> None:

@@ -68,6 +68,8 @@ def compare(
     writes = plots or any(side.request is not None for side in both)
     if writes:
         check_writable(directory)
+    elif out is not None:
+        raise PropcheckError(f"--out {out}: nothing is written there, without plots and with runs that are stored already")
     check(output)
     command = shlex.join(["propcheck", *ctx.obj])
     found = [

@@ -77,7 +77,8 @@ def gate(
     before = None if update else _baseline(baseline, options, settings, force=force)
     if side.request is None and (before is None or before.request is None):
         given.refuse_unused(options)
-    taken = [Path(baseline), Path(baseline).with_suffix(".md")] if update else []
+    # The baseline and its summary: written with --update-baseline, and not to be lost without.
+    taken = [Path(baseline), Path(baseline).with_suffix(".md")] if baseline.endswith(".parquet") else []
     if update:
         _check_writes(Path(baseline))
     allowed = read_tolerances(side.gate, tolerance or ())
@@ -86,6 +87,8 @@ def gate(
         directory = out or Path(settings.out or Path("reports") / side.request.probe.name)
         check_writable(directory)
         taken.append(directory / "run.json")
+    elif out is not None:
+        raise PropcheckError(f"--out {out}: is for the run of a target, and {run} is stored already")
     check(output, taken)
     if before is not None and before.run is not None and side.request is not None and not force:
         refuse(early_refusals(side.request.probe, run, before.run), before.run)

@@ -71,10 +71,10 @@ def check(options: OutputOptions, taken: Collection[Path] = ()) -> None:
     PropcheckError
         A format is not known, a directory is none or cannot be written to, or two outputs are one file.
     """
-    seen = {Path(os.path.realpath(path)): "the run itself" for path in taken}
+    seen = {Path(os.path.realpath(path)): "the command itself" for path in taken}
     for file in _files(options):
         if file.path in seen:
-            raise PropcheckError(f"--output {file.given}: {seen[file.path]} writes that file too; name another")
+            raise PropcheckError(f"--output {file.given}: {seen[file.path]} uses that file too; name another")
         seen[file.path] = f"--output {file.given}"
         if file.path.is_dir():
             raise PropcheckError(f"--output {file.given}: is a directory; name a file in it")

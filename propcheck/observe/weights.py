@@ -10,11 +10,15 @@ from propcheck.observe.gradients import MeasuredEmbedding, MeasuredLinear, worth
 from propcheck.observe.sums import bound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from propcheck.observe.gradients import Ledger
+
+# What saves tensors otherwise than autograd does, or None. torch 2.6 and 2.7 cannot tell: there, as everywhere, checkpointing
+# is a plain call during a scan, and hooks of the model's own take whatever is saved.
+_SAVING_HOOKS: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # noqa: SLF001
 
 
 def run_linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Mapping[int, str], ledger: Ledger) -> Tensor:
@@ -56,6 +60,6 @@ def _is_differentiated(weight: Tensor) -> bool:
     Non-reentrant checkpointing runs its part again outside of the follower, and expects the very tensors to be saved that
     plain code saves; it shows by its hooks on saved tensors.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+    hooks = _SAVING_HOOKS(False)
     transformed = torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - torch.func, with a way of its own
     return weight.requires_grad and torch.is_grad_enabled() and not transformed and hooks is None

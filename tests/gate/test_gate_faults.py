@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from gated import blocks, failed, failures, gate, scan, start, won
+from gated import blocks, failed, failures, gate, scan, start, toy, won
 from test_draw_faults import DrawnInHalf, DrawnInSingle, in_bf16, many_heads, truncated_in_place, truncated_in_single
 from test_dtype_faults import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, large, rotating
 from test_dtype_faults import in_bf16 as built_in_bf16
@@ -54,7 +54,7 @@ def eight(block=Block):
 
 def test_a_depth_factor_that_was_never_applied_fails_from_the_first_update_on():
     """huggingface/transformers issue 47458; sqrt(2 x 8) = 4 too large, and the first update has nothing else in it."""
-    found = gate(lambda: Decoder(blocks=8, init=compares_whole_names), eight())
+    found = gate(lambda: Decoder(blocks=8, init=compares_whole_names), toy())
     assert start(found) == (0, "attention")
     assert failures(found) == {"gate-stream", "gate-gradient"}
     first = failed(found, "gate-stream", "update_rms")
@@ -65,8 +65,8 @@ def test_a_depth_factor_that_was_never_applied_fails_from_the_first_update_on():
 
 
 def test_a_depth_factor_on_queries_keys_and_values_fails_at_the_attention_alone_until_the_stream_differs():
-    """facebookresearch/lingua issue 39; v is sqrt(2 x 8) = 4 smaller, and queries and keys of std .005 hardly tell tokens apart."""
-    found = gate(lambda: Decoder(blocks=8, init=divides_inputs_too), eight())
+    """facebookresearch/lingua issue 39; v is sqrt(2 x 8) = 4 smaller, and queries and keys hardly tell tokens apart."""
+    found = gate(lambda: Decoder(blocks=8, init=divides_inputs_too), toy())
     assert start(found) == (0, "attention")
     first = failed(found, "gate-stream", "update_rms")
     assert (first.site.site, first.value / first.expected) == (0, pytest.approx(0.25, rel=0.02))
@@ -114,7 +114,7 @@ def test_a_truncated_normal_that_half_precision_clamps_fails():
 
 @pytest.mark.parametrize(("model", "name", "block"), [(WithScalars, "resid_lambdas", 0), (WithBuffer, "scales", 1)])
 def test_what_is_never_written_fails_by_its_name(model, name, block):
-    """karpathy/nanochat issue 686 and allenai/OLMo-core issue 698; the buffer scales the updates, so that block 0 reads no NaN."""
+    """karpathy/nanochat issue 686, allenai/OLMo-core issue 698; the buffer scales updates, so that block 0 reads no NaN."""
     found = gate(lambda: allocated_later(model, init_sets_it=False), lambda: allocated_later(model, init_sets_it=True))
     assert failures(found) == {"gate-nonfinite", "gate-findings"}
     assert found.start.block == block
@@ -187,7 +187,7 @@ def test_an_fp32_scale_that_promotes_the_stream_fails_at_the_first_site():
 @pytest.mark.parametrize("block", [AddsItself, BitNetBlock])
 def test_a_stream_that_is_added_to_itself_fails_at_each_attention_addition(block):
     """kyegomez/BitNet issue 32."""
-    found = gate(eight(block), eight())
+    found = gate(eight(block), toy())
     assert start(found) == (0, "attention")
     missing = failed(found, "gate-sites")
     assert (missing.site.block, missing.site.sublayer) == (0, "attention")
@@ -213,7 +213,7 @@ def test_keys_and_values_that_pass_the_norm_by_fail_at_the_attention():
     ],
 )
 def test_a_residual_that_is_wrong_in_one_block_fails_from_that_block_on(block, where, rule):
-    found = gate(lambda: Decoder(only(5, block), 8), eight())
+    found = gate(lambda: Decoder(only(5, block), 8), toy())
     assert start(found) == where
     assert "gate-stream" in failures(found)
     assert blocks(found, "stream_rms") == {5, 6, 7}
@@ -227,7 +227,7 @@ def test_a_residual_that_is_wrong_in_one_block_fails_from_that_block_on(block, w
 )
 def test_a_gradient_that_is_lost_in_one_block_fails_from_there_back(block, last, rule):
     """The half of the stream that block 5 detaches is missing in the gradient of the sum before it, that of block 4's MLP."""
-    found = gate(lambda: Decoder(only(5, block), 8), eight())
+    found = gate(lambda: Decoder(only(5, block), 8), toy())
     assert failures(found) == {"gate-gradient", "gate-findings"}  # nothing of the forward pass
     assert start(found) == last
     assert not any(one.place.block in (6, 7) for one in found.differences)
@@ -252,7 +252,7 @@ CASES = (ForgetsScales, NormedScores, Attention)
 
 
 def test_scales_that_are_new_fail_by_their_names():
-    found = gate(lambda: Decoder(lambda _: Block(attention=ForgetsScales), 4), lambda: Decoder(blocks=4))
+    found = gate(lambda: Decoder(lambda _: Block(attention=ForgetsScales), 4), toy(4))
     new = failed(found, "gate-parameters")
     assert (new.value, new.site.parameter) == ("new", "layers.0.attn.q_scale")
     assert new.message.startswith("8 parameters of this run are new")
@@ -319,11 +319,13 @@ class ScaledByWidth(Attention):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=WIDTH**-0.5)
 
 
-def test_an_attention_scaled_by_the_width_of_the_model_fails_in_queries_and_keys_alone():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_attention_scaled_by_the_width_of_the_model_fails_in_queries_and_keys_alone(precision):
     """omihub777/ViT-CIFAR issue 12: no rule can say that it is wrong, and it is not what it was."""
-    found = gate(lambda: Decoder(lambda _: Block(attention=ScaledByWidth), 8), eight())
+    found = gate(lambda: Decoder(lambda _: Block(attention=ScaledByWidth), 8), eight(), precision=precision)
     assert failures(found) == {"gate-gradient"}
     assert {one.place.parameter.split(".")[-2] for one in found.differences} == {"wq", "wk"}
+    assert len(found.differences) == 16
     assert all(one.ratio == pytest.approx(0.5, rel=0.03) for one in found.differences)
 
 
@@ -332,7 +334,7 @@ def test_an_attention_scaled_by_the_width_of_the_model_fails_in_queries_and_keys
 
 @pytest.mark.parametrize(
     ("faulty", "healthy"),
-    [(doubled, centred), (lambda: Decoder(only(5, TwiceResidual), 8), eight()), (eight(AddsItself), eight())],
+    [(doubled, centred), (lambda: Decoder(only(5, TwiceResidual), 8), toy()), (eight(AddsItself), toy())],
 )
 def test_the_gate_is_two_sided(faulty, healthy):
     """A change that is for the better is one too, and the findings that are gone are no failure of their own."""
