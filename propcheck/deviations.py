@@ -103,8 +103,10 @@ class Deviations:
         self._seeds = (len(baseline.seeds), len(run.seeds))
         self._freedom = sum(self._seeds) - 2
         other, drawn = redrawn(parameters)
-        self._other_draws = other > 0 or sites.relative
+        self._other_draws = other > 0 or sites.relative or baseline.seeds != run.seeds
         self._redrawn = self._freedom == 0 and self._other_draws
+        # Of the same draws nothing is left to chance. Whose parameters are not known may have other ones.
+        self._by_chance = self._freedom > 0 and (self._other_draws or not drawn)
         if self._redrawn:
             what = (
                 "Blocks of one relative depth have other draws of their weights"
@@ -185,7 +187,7 @@ class Deviations:
             return math.inf  # of few elements it is a matter of chance; the gradient of its branch has it too
         if self._redrawn:
             allowed = max(allowed, REDRAWN_LOSS if quantity == "loss" else REDRAWN)
-        elif self._freedom > 0 and spread:
+        elif self._by_chance and spread:
             allowed = max(allowed, depth.safe_exp(chance(spread, self._freedom, averaged)))
         if quantity != "grad_norm":
             self.widest = max(self.widest, allowed)
@@ -214,7 +216,7 @@ class Deviations:
             differs("observed" if base is None else "unobserved")
         elif max(abs(base), abs(value)) <= self.tolerances.floor or abs(value - base) <= slack:
             return
-        elif base * value <= 0:  # zero against something, or another sign
+        elif not base or not value or (base > 0) != (value > 0):
             differs("changed")
         elif not abs(math.log(value / base)) <= math.log(allowed):  # written so that a NaN would not pass
             differs("changed", value / base)
