@@ -89,9 +89,9 @@ class Run:
 
     def save_baseline(self, path: str | Path) -> Path:
         """Write a baseline file and its summary; ``PropcheckError`` where that cannot be, or the run has a NaN."""
-        from propcheck import gating
         from propcheck.baseline import write_baseline
-        from propcheck.tolerance import Tolerances
+        from propcheck.contrast import gating
+        from propcheck.contrast.tolerance import Tolerances
 
         place = Path(path)
         gating.check_fit(gating.gate(self.record, dataclasses.replace(self.record, path=str(path)), Tolerances()))

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from propcheck import comparing, gating, records
-    from propcheck.deviations import Difference
+    from propcheck import records
+    from propcheck.contrast import comparing, gating
+    from propcheck.contrast.deviations import Difference
 
 Tolerance = str | float | typing.Mapping[str, str | float]
 
@@ -26,7 +27,7 @@ class Gate:
 
     Attributes
     ----------
-    record : propcheck.gating.Gate
+    record : propcheck.contrast.gating.Gate
         Everything, as plain records.
     """
 
@@ -67,7 +68,7 @@ class Comparison:
 
     Attributes
     ----------
-    record : propcheck.comparing.Comparison
+    record : propcheck.contrast.comparing.Comparison
         Everything, as plain records.
     """
 
@@ -111,7 +112,7 @@ def compare(*runs: Any, tolerance: Tolerance | None = None, **options: Any) -> C
     PropcheckError
         Where the command line would end with status 2.
     """
-    from propcheck import comparing
+    from propcheck.contrast import comparing
     from propcheck.errors import PropcheckError
 
     if len(runs) < 2:
@@ -140,8 +141,8 @@ def gate(run: Any, baseline: Any, *, tolerance: Tolerance | None = None, force: 
     PropcheckError
         Where the command line would end with status 2.
     """
-    from propcheck import gating
-    from propcheck.comparable import check_comparable
+    from propcheck.contrast import gating
+    from propcheck.contrast.comparable import check_comparable
 
     here, there = _run(run, options), _run(baseline, options, force=force)
     if not force:
@@ -167,7 +168,7 @@ def _run(side: Any, options: Mapping[str, Any], *, force: bool = False) -> recor
 
 
 def _tolerances(run: records.Run, given: Tolerance | None) -> Any:
-    from propcheck.gate_settings import read_tolerances
+    from propcheck.contrast.settings import read_tolerances
 
     if given is None:
         return read_tolerances(run.settings.get("gate", {}))

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from propcheck.contrast.tolerance import Gated, Quantity, Tolerances, parse_tolerance
 from propcheck.decoder.config import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
 from propcheck.sources import PATHS, Override, Source, apply, check_kind, parse_override, read_target
-from propcheck.tolerance import Gated, Quantity, Tolerances, parse_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

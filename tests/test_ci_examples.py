@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 import propcheck
-from propcheck import gating
 from propcheck.baseline import read_baseline, summarised
+from propcheck.contrast import gating
+from propcheck.contrast.tolerance import Tolerances
 from propcheck.probe import load_probe
-from propcheck.tolerance import Tolerances
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / "examples" / "ci"

@@ -10,11 +10,11 @@ import pytest
 import typer.main
 
 from propcheck.cli import app
-from propcheck.gate_findings import CHECKS
+from propcheck.contrast.findings import CHECKS
+from propcheck.contrast.tolerance import Gated
 from propcheck.keys import tables
 from propcheck.probe import Probe
 from propcheck.settings import ToolSettings
-from propcheck.tolerance import Gated
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -11,13 +11,13 @@ import pytest
 import rich.console
 
 from propcheck import cli
-from propcheck.comparing import compare
+from propcheck.contrast.comparing import compare
+from propcheck.contrast.tolerance import Tolerances
 from propcheck.depth import profile
 from propcheck.growth import stream_growth
 from propcheck.report.comparison import print_comparison
 from propcheck.report.table import print_run
 from propcheck.store import read_run
-from propcheck.tolerance import Tolerances
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from propcheck.commands.running import check_writable, save
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.comparing import Comparison
+    from propcheck.contrast.comparing import Comparison
     from propcheck.records import Run
 
 
@@ -53,7 +53,7 @@ def compare(
     Sites are matched by block and kind of sublayer, whatever modules are called; in models of different depth by relative
     depth. Status 0: compared, whatever differs; 2: a bad run, target or option; 130: interrupted.
     """
-    from propcheck.gate_settings import read_tolerances
+    from propcheck.contrast.settings import read_tolerances
     from propcheck.settings import read_settings
 
     if len(runs) < 2:
@@ -76,7 +76,7 @@ def compare(
         _kept(side.scanned(command=command, quiet=output.quiet), side, directory / f"{index}-{name}", plots=plots)
         for index, (side, name) in enumerate(zip(both, names, strict=True), start=1)
     ]
-    from propcheck import comparing
+    from propcheck.contrast import comparing
 
     comparison = comparing.compare(found, allowed)
     if plots:
@@ -109,7 +109,7 @@ def _draw(comparison: Comparison, directory: Path) -> None:
 
 
 def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
-    from propcheck.contrast_document import comparison_document
+    from propcheck.contrast.document import comparison_document
     from propcheck.document import dumps
     from propcheck.report.comparison import comparison_markdown, print_comparison
     from propcheck.report.contrast_results import comparison_results

@@ -18,10 +18,10 @@ from propcheck.errors import PropcheckError
 from propcheck.wording import count
 
 if TYPE_CHECKING:
-    from propcheck.gating import Gate
+    from propcheck.contrast.gating import Gate
+    from propcheck.contrast.tolerance import Tolerances
     from propcheck.records import Run
     from propcheck.settings import ToolSettings
-    from propcheck.tolerance import Tolerances
 
 
 @shared.grouped
@@ -67,9 +67,9 @@ def gate(
     Status 0: passed, or the baseline was written; 1: the gate failed; 2: a bad run, baseline, target or option; 130:
     interrupted.
     """
-    from propcheck.comparable import check_comparable, early_refusals, refuse
-    from propcheck.gate_settings import read_tolerances
-    from propcheck.gating import gate as judge
+    from propcheck.contrast.comparable import check_comparable, early_refusals, refuse
+    from propcheck.contrast.gating import gate as judge
+    from propcheck.contrast.settings import read_tolerances
     from propcheck.settings import read_settings
 
     settings = read_settings(Path.cwd())
@@ -130,8 +130,8 @@ def _check_writes(path: Path) -> None:
 def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
     """Make the baseline, and say what changed since the one before."""
     from propcheck.baseline import read_baseline, write_baseline
-    from propcheck.gating import check_fit
-    from propcheck.gating import gate as judge
+    from propcheck.contrast.gating import check_fit
+    from propcheck.contrast.gating import gate as judge
 
     itself = judge(run, dataclasses.replace(run, path=str(path)), allowed)
     if not force:
@@ -153,7 +153,7 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
 
 
 def _emit(gate: Gate, output: OutputOptions) -> None:
-    from propcheck.contrast_document import gate_document
+    from propcheck.contrast.document import gate_document
     from propcheck.document import dumps
     from propcheck.report.contrast_results import gate_results
     from propcheck.report.gating import gate_markdown, print_gate

@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from propcheck.beside import settings_note
-from propcheck.comparing import growths
-from propcheck.gate_findings import where
+from propcheck.contrast.comparing import growths
+from propcheck.contrast.findings import where
 from propcheck.growth import factor
 from propcheck.report import markdown
+from propcheck.report.changes import change_columns, law, ratio_of
 from propcheck.report.columns import Column, one_line_names
-from propcheck.report.contrast import change_columns, law, ratio_of
 from propcheck.report.table import print_columns, title
 from propcheck.wording import count, number, percent
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from propcheck.comparing import Comparison, Contrast, Row
+    from propcheck.contrast.comparing import Comparison, Contrast, Row
     from propcheck.records import Finding, ParameterRecord, SiteRecord
 
 Detail = Literal["few", "block"]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from propcheck.gate_findings import CHECKS, times, where
+from propcheck.contrast.findings import CHECKS, times, where
 from propcheck.records import Finding, Place
-from propcheck.report.contrast import NAMES
+from propcheck.report.changes import NAMES
 from propcheck.report.gating import facts
 from propcheck.report.results import Check, Results
 from propcheck.wording import count, number
 
 if TYPE_CHECKING:
-    from propcheck.comparing import Comparison, Contrast
-    from propcheck.deviations import Difference
-    from propcheck.gating import Gate
+    from propcheck.contrast.comparing import Comparison, Contrast
+    from propcheck.contrast.deviations import Difference
+    from propcheck.contrast.gating import Gate
     from propcheck.report.location import Location
 
 _REMEDY = "Nothing fails by a comparison; `propcheck gate` is what judges."

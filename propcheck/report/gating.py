@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from propcheck.comparing import Change
-from propcheck.gate_findings import MEANT, first_of, size_of, where
+from propcheck.contrast.comparing import Change
+from propcheck.contrast.findings import MEANT, first_of, size_of, where
 from propcheck.report import markdown
+from propcheck.report.changes import change_columns
 from propcheck.report.columns import one_line_names
-from propcheck.report.contrast import change_columns
 from propcheck.report.table import print_columns, print_findings, title
 from propcheck.wording import count, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from propcheck.gating import Gate
+    from propcheck.contrast.gating import Gate
     from propcheck.records import Finding
     from propcheck.report.columns import Column
 

@@ -10,7 +10,8 @@ from synthetic import additive, factors, parameter, post_norm, qwen, run_of
 
 from propcheck import depth, rules
 from propcheck.records import LossInfo
-from propcheck.report.table import print_run, summary_lines
+from propcheck.report.columns import Column
+from propcheck.report.table import print_columns, print_run, summary_lines
 from propcheck.wording import count, number, places
 
 
@@ -194,3 +195,18 @@ def test_the_losses_of_several_seeds_are_shown_with_their_range():
         "First loss 13.500 (13.400 to 13.610 over the seeds); a uniform" in one
         for one in summary_lines(run, depth.profile(run))
     )
+
+
+def test_columns_that_go_together_are_dropped_together_but_for_the_last_ones():
+    def shown(width):
+        columns = [Column("block", ("1",), 9)]
+        columns += [
+            Column(f"{name} {label}", ("1.00",), keep) for name, keep in (("stream", 5), ("ratio", 3)) for label in "ABC"
+        ]
+        console = Console(file=io.StringIO(), width=width)
+        print_columns(columns, console)
+        return console.file.getvalue().splitlines()[0].split()
+
+    assert shown(80) == ["block", "stream", "A", "stream", "B", "stream", "C", "ratio", "A", "ratio", "B", "ratio", "C"]
+    assert shown(45) == ["block", "stream", "A", "stream", "B", "stream", "C"]  # not ratio A, though there is room for it
+    assert shown(24) == ["block", "stream", "A", "stream", "B"]

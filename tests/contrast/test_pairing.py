@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from synthetic import parameter, site
 
-from propcheck.pairing import SitePair, pair_parameters, pair_sites, redrawn
+from propcheck.contrast.pairing import SitePair, pair_sites
+from propcheck.contrast.parameters import pair_parameters, redrawn
 
 HYBRID = ("linear_attention", "linear_attention", "linear_attention", "attention")
 
@@ -65,6 +66,18 @@ def test_a_missing_sublayer_is_missing_in_its_block_alone(by_number):
         (11, 10),
     ]
     assert found.notes == ("This run lacks the attention of block 3 of the baseline (site 6).",)
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+def test_the_paths_of_modules_tell_which_blocks_were_left_out_of_the_middle(by_number):
+    """Blocks are counted as they run, so that only the paths keep the numbers 5 and 6 free."""
+    rest = [dataclasses.replace(one, block=one.block if one.block < 5 else one.block - 2) for one in model((0, 1, 2, 3, 4, 7))]
+    found = pair_sites(model(8), rest, by_number=by_number)
+    assert of_blocks(found) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, None), (6, None), (7, 5)]
+    assert (found.relative, found.notes) == (False, ("B lacks blocks 5 to 6 of A.",))
+    # Either way round; and a model that is merely shallower has left out nothing.
+    assert pair_sites(rest, model(8), by_number=by_number).notes == ("A lacks blocks 5 to 6 of B.",)
+    assert pair_sites(model(8), model(6)).relative
 
 
 def test_a_new_sublayer_stands_where_it_is_in_the_forward_pass():

@@ -11,9 +11,9 @@ from propcheck.records import SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.comparing import Comparison, Contrast
-    from propcheck.deviations import Difference
-    from propcheck.gating import Gate
+    from propcheck.contrast.comparing import Comparison, Contrast
+    from propcheck.contrast.deviations import Difference
+    from propcheck.contrast.gating import Gate
     from propcheck.records import Finding, Run
 
 _ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from propcheck.contrast.settings import read_tolerances
+from propcheck.contrast.tolerance import Tolerances, chance, parse_tolerance, pooled, scatter
 from propcheck.errors import PropcheckError
-from propcheck.gate_settings import read_tolerances
-from propcheck.tolerance import Tolerances, chance, parse_tolerance, pooled, scatter
 
 # ------------------------------------------------------------------ shares
 

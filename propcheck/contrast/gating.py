@@ -9,20 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck import depth, gate_findings
+from propcheck import depth
 from propcheck.beside import settings_note
-from propcheck.comparable import other_machine, sites_alone
-from propcheck.deviations import Deviations, first_change
+from propcheck.contrast import findings
+from propcheck.contrast.comparable import other_machine, sites_alone
+from propcheck.contrast.deviations import Deviations, first_change
+from propcheck.contrast.pairing import pair_sites
+from propcheck.contrast.parameters import pair_parameters
 from propcheck.errors import PropcheckError
-from propcheck.pairing import pair_parameters, pair_sites
 from propcheck.probe import differing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from propcheck.deviations import Difference
+    from propcheck.contrast.deviations import Difference
+    from propcheck.contrast.tolerance import Quantity, Tolerances
     from propcheck.records import Finding, Place, Run
-    from propcheck.tolerance import Quantity, Tolerances
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
     run
         The run to judge, with its findings.
     baseline
-        The run that it should be like. Whether the two can be compared, :func:`propcheck.comparable.refusals` says.
+        The run that it should be like. Whether the two can be compared, :func:`propcheck.contrast.comparable.refusals` says.
     tolerances
         What may differ.
     """
@@ -86,10 +88,10 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
         run=run,
         baseline=baseline,
         findings=(
-            *gate_findings.nonfinite(deviations.found),
-            *gate_findings.structure(sites.pairs, parameters, sites.notes),
-            *gate_findings.changed(deviations.found, deviations.compared),
-            *([] if alone else gate_findings.finding_set(baseline.findings, run.findings, deviations.widest)),
+            *findings.nonfinite(deviations.found),
+            *findings.structure(sites.pairs, parameters, sites.notes),
+            *findings.changed(deviations.found, deviations.compared),
+            *([] if alone else findings.finding_set(baseline.findings, run.findings, deviations.widest)),
         ),
         differences=tuple(deviations.found),
         start=first_change(deviations.found, sites.pairs),

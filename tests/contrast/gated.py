@@ -7,7 +7,7 @@ import functools
 from toy import Decoder
 
 import propcheck
-from propcheck.gate_findings import CHECKS
+from propcheck.contrast.findings import CHECKS
 
 TOKENS = 64
 

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from propcheck import depth
-from propcheck.comparable import refusals, sites_alone
-from propcheck.deviations import BACKWARD, Deviations, first_change
-from propcheck.gate_findings import first_of, size_of, won_and_lost
+from propcheck.contrast.comparable import refusals, sites_alone
+from propcheck.contrast.deviations import BACKWARD, Deviations, first_change
+from propcheck.contrast.findings import first_of, size_of, won_and_lost
+from propcheck.contrast.pairing import pair_sites
+from propcheck.contrast.parameters import pair_parameters
 from propcheck.growth import gradient_growth, stream_growth
-from propcheck.pairing import pair_parameters, pair_sites
 from propcheck.probe import differing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.deviations import Difference
+    from propcheck.contrast.deviations import Difference
+    from propcheck.contrast.parameters import ParameterPairing
+    from propcheck.contrast.tolerance import Quantity, Tolerances
     from propcheck.growth import Growth
-    from propcheck.pairing import ParameterPairing
     from propcheck.records import Finding, Place, Run, SiteRecord
-    from propcheck.tolerance import Quantity, Tolerances
 
 # In the order in which a table shows them.
 COMPARED: tuple[Quantity, ...] = ("stream_rms", "update_rms", "update_ratio", *BACKWARD, "grad_norm", "loss")

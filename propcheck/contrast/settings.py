@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from propcheck.contrast.tolerance import Gated, Tolerances, parse_tolerance
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.probe import GateConfig
-from propcheck.tolerance import Gated, Tolerances, parse_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

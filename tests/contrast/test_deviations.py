@@ -9,9 +9,9 @@ import pytest
 from gated import failed, failures
 from synthetic import additive, parameter, run_of
 
-from propcheck.deviations import REDRAWN, REDRAWN_LOSS
-from propcheck.gating import gate
-from propcheck.tolerance import Tolerances
+from propcheck.contrast.deviations import REDRAWN, REDRAWN_LOSS
+from propcheck.contrast.gating import gate
+from propcheck.contrast.tolerance import Tolerances
 
 NAN, INF = math.nan, math.inf
 EVERY = ("stream_rms", "update_rms", "grad_stream_norm", "grad_update_norm", "param_grad_norm")

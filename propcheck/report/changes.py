@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.contrast.findings import times
 from propcheck.depth import log_ratio, safe_exp
-from propcheck.gate_findings import times
 from propcheck.growth import factor
 from propcheck.report.columns import Column
 from propcheck.wording import number
@@ -13,10 +13,10 @@ from propcheck.wording import number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.comparing import Change
+    from propcheck.contrast.comparing import Change
+    from propcheck.contrast.tolerance import Quantity
     from propcheck.growth import Growth
     from propcheck.records import Place
-    from propcheck.tolerance import Quantity
 
 NAMES: dict[Quantity, str] = {
     "stream_rms": "stream RMS",

@@ -7,17 +7,18 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from propcheck.deviations import BACKWARD, FORWARD, place_of
+from propcheck.contrast.deviations import BACKWARD, FORWARD, place_of
 from propcheck.records import Finding, Place
 from propcheck.wording import count, number, percent, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from propcheck.deviations import Difference
-    from propcheck.pairing import ParameterPairing, SitePair
+    from propcheck.contrast.deviations import Difference
+    from propcheck.contrast.pairing import SitePair
+    from propcheck.contrast.parameters import ParameterPairing
+    from propcheck.contrast.tolerance import Quantity
     from propcheck.records import ParameterRecord, SiteRecord
-    from propcheck.tolerance import Quantity
 
 CHECKS: dict[str, str] = {
     "gate-nonfinite": "A NaN or an infinity on either side: no tolerance holds for it.",

@@ -23,8 +23,8 @@ def refuse(differing: Sequence[str], baseline: Run) -> None:
     """Raise ``PropcheckError`` if there is anything in which the baseline is of another kind."""
     if differing:
         raise PropcheckError(
-            f"{baseline.path or baseline.target}: not the same kind of run: it has {'; '.join(differing)}. If that is meant, make it "
-            "again with --update-baseline; --force compares all the same"
+            f"{baseline.path or baseline.target}: not the same kind of run: it has {'; '.join(differing)}. If that is meant, "
+            "make it again with --update-baseline; --force compares all the same"
         )
 
 

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from propcheck import depth
-from propcheck.comparable import sites_alone
-from propcheck.pairing import redrawn
+from propcheck.contrast.comparable import sites_alone
+from propcheck.contrast.parameters import redrawn
+from propcheck.contrast.tolerance import chance, pooled, scatter
 from propcheck.records import Place
-from propcheck.tolerance import chance, pooled, scatter
 from propcheck.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from propcheck.pairing import Pairing, ParameterPairing, SitePair
+    from propcheck.contrast.pairing import Pairing, SitePair
+    from propcheck.contrast.parameters import ParameterPairing
+    from propcheck.contrast.tolerance import Quantity, Tolerances
     from propcheck.records import ParameterRecord, Run, SiteRecord
-    from propcheck.tolerance import Quantity, Tolerances
 
 How = Literal["changed", "nonfinite", "unobserved", "observed"]
 
