@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from propcheck.api import Run, scan
+from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -113,10 +114,10 @@ def compare(*runs: Any, tolerance: Tolerance | None = None, **options: Any) -> C
         Where the command line would end with status 2.
     """
     from propcheck.contrast import comparing
-    from propcheck.errors import PropcheckError
 
     if len(runs) < 2:
         raise PropcheckError("a comparison takes two runs or more")
+    _refuse_unused(runs, options)
     found = [_run(one, options) for one in runs]
     return Comparison(comparing.compare(found, _tolerances(found[-1], tolerance)))
 
@@ -144,10 +145,17 @@ def gate(run: Any, baseline: Any, *, tolerance: Tolerance | None = None, force: 
     from propcheck.contrast import gating
     from propcheck.contrast.comparable import check_comparable
 
+    _refuse_unused((run, baseline), options)
     here, there = _run(run, options), _run(baseline, options, force=force)
     if not force:
         check_comparable(here, there, named=not _is_stored(baseline))
     return Gate(gating.gate(here, there, _tolerances(here, tolerance)))
+
+
+def _refuse_unused(sides: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Refuse options of a scan where nothing is scanned: they would change nothing, and look as if they did."""
+    if options and all(isinstance(side, Run) or _is_stored(side) for side in sides):
+        raise PropcheckError(f"{', '.join(options)}: nothing is scanned here, since every side is a run")
 
 
 def _is_stored(side: object) -> bool:

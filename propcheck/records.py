@@ -15,9 +15,18 @@ SCHEMA_VERSION = 1
 
 Sublayer = Literal["attention", "linear_attention", "ssm", "mlp", "moe", "other"]
 Severity = Literal["error", "warning", "note"]
+FailLevel = Literal["error", "warning", "note", "never"]
 GradState = Literal["norm", "zero", "none", "nonfinite"]
 NormPlace = Literal["read", "inside", "written", "stream", "outside"]
 NormKind = Literal["mean_square", "variance", "length"]
+
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # worst first
+
+
+def failing(level: FailLevel) -> tuple[Severity, ...]:
+    """Return the severities that are at or above a fail level, worst first; none for ``never``."""
+    return () if level == "never" else SEVERITIES[: SEVERITIES.index(level) + 1]
 
 
 @dataclass(frozen=True, slots=True)

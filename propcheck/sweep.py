@@ -7,7 +7,6 @@ propcheck is read back.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -136,7 +135,6 @@ def scan_cells(
             continue
         try:
             _forget(place)
-            gc.collect()  # a model is a web of cycles, and the next one may need the room
             run = dataclasses.replace(run_scan(one.request, command=command, quiet=quiet), path=str(place))
             save(run, place, plots=plots)
         except Exception as error:  # noqa: BLE001 - whatever ends one scan says nothing about the others

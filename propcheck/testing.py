@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from propcheck.api import Run, scan
 from propcheck.api_compare import gate
 from propcheck.errors import PropcheckError
+from propcheck.records import FailLevel, failing
 from propcheck.wording import count
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 # Set to 1, it writes the baselines instead of judging by them, as `propcheck gate --update-baseline` does.
 UPDATE = "PROPCHECK_UPDATE_BASELINE"
 
-_SEVERITIES = ("note", "warning", "error")
 _MEANT = f"From a test, {UPDATE}=1 in the environment does what --update-baseline does."
 
 
@@ -25,7 +26,7 @@ def assert_healthy(
     target: Any,
     baseline: str | Path | None = None,
     *,
-    fail_level: Literal["error", "warning", "note", "never"] | None = None,
+    fail_level: FailLevel | None = None,
     tolerance: Tolerance | None = None,
     **options: Any,
 ) -> Run:
@@ -63,7 +64,7 @@ def assert_healthy(
         raise PropcheckError(f"{', '.join(options)}: nothing is scanned here, since the target is a run")
     if baseline is None and tolerance is not None:
         raise PropcheckError(f"tolerance = {tolerance!r}: is for a baseline, and none is given")
-    failing = _failing(fail_level or ("error" if baseline is None else "never"))
+    levels = _failing(fail_level or ("error" if baseline is None else "never"))
     place = None if baseline is None else Path(baseline)
     update = os.environ.get(UPDATE, "") not in ("", "0")
     if place is not None and not update and not place.exists():  # a scan may take minutes
@@ -72,10 +73,10 @@ def assert_healthy(
     if place is not None and update:
         run.save_baseline(place)
     wrong = [] if place is None or update else _changed(run, place, tolerance)
-    found = [one for one in run.findings if one.severity in failing]
+    found = [one for one in run.findings if one.severity in levels]
     if found:
         listed = "\n".join(f"{one.severity} {one.rule} {one.name}\n  {one.message}\n  {one.remedy}" for one in found)
-        wrong.append(f"{run.record.target}: {count(len(found), 'finding')} at or above {failing[0]}\n\n{listed}")
+        wrong.append(f"{run.record.target}: {count(len(found), 'finding')} at or above {levels[-1]}\n\n{listed}")
     if wrong:
         raise AssertionError("\n\n".join(wrong))
     return run
@@ -90,12 +91,10 @@ def _named(target: Any) -> Any:
     return str(path.relative_to(Path.cwd())) if inside else str(target)
 
 
-def _failing(fail_level: str) -> tuple[str, ...]:
-    if fail_level == "never":
-        return ()
-    if fail_level not in _SEVERITIES:
-        raise PropcheckError(f"fail_level = {fail_level!r}: must be error, warning, note or never")
-    return _SEVERITIES[_SEVERITIES.index(fail_level) :]
+def _failing(fail_level: FailLevel) -> tuple[str, ...]:
+    if fail_level not in typing.get_args(FailLevel):
+        raise PropcheckError(f"fail_level = {fail_level!r}: must be one of {', '.join(typing.get_args(FailLevel))}")
+    return failing(fail_level)
 
 
 def _changed(run: Run, baseline: Path, tolerance: Tolerance | None) -> list[str]:

@@ -200,7 +200,7 @@ def test_a_run_with_a_nan_becomes_no_baseline(tmp_path, writing):
     [
         ({"tolerance": "5%"}, "tolerance = '5%': is for a baseline, and none is given"),
         ({"tokens": 8, "seeds": 1}, "tokens, seeds: nothing is scanned here, since the target is a run"),
-        ({"fail_level": "warn"}, "fail_level = 'warn': must be error, warning, note or never"),
+        ({"fail_level": "warn"}, "fail_level = 'warn': must be one of error, warning, note, never"),
     ],
 )
 def test_what_would_change_nothing_is_refused(options, said):

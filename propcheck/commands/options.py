@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from propcheck.probe import Probe
-    from propcheck.records import Severity
     from propcheck.settings import ToolSettings
     from propcheck.sources import Override
 
-FailLevel = Literal["error", "warning", "note", "never"]
-
-_SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
 _MOST_SEEDS = 10_000
 
 
@@ -145,11 +141,6 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
-
-
-def failing(fail_level: FailLevel) -> tuple[Severity, ...]:
-    """Return the severities that give status 1."""
-    return () if fail_level == "never" else _SEVERITIES[_SEVERITIES.index(fail_level) :]
 
 
 def _seeds(text: str) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from propcheck import records
 from propcheck.commands import options as shared
 from propcheck.commands.output import OutputOptions, check, emit, machine_views
 from propcheck.commands.running import check_writable, run_scan, save
@@ -40,7 +41,7 @@ def scan(
         Literal["block", "site"] | None, typer.Option(help="A row of the table is a block (default) or a site.")
     ] = None,
     fail_level: Annotated[
-        shared.FailLevel | None,
+        records.FailLevel | None,
         typer.Option(help="Least severity of a finding that gives status 1; default: error."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots.")] = True,
@@ -57,7 +58,7 @@ def scan(
     directory = out or Path(settings.out or Path("reports") / request.probe.name)
     check_writable(directory)
     check(output, taken=[directory / "run.json"])
-    failing = shared.failing(fail_level or settings.fail_level)
+    failing = records.failing(fail_level or settings.fail_level)
     run = run_scan(request, command=shlex.join(["propcheck", *ctx.obj]), quiet=output.quiet)
     run = dataclasses.replace(run, path=str(directory))
     run = dataclasses.replace(run, notes=(*run.notes, *_beside(request.probe, run, directory)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from propcheck import records
 from propcheck.commands import options as shared
 from propcheck.commands.running import check_writable, write_stdout
 from propcheck.errors import PropcheckError
@@ -42,7 +43,7 @@ def sweep(
         Literal["table", "json", "markdown"], typer.Option(help="What is printed on standard output.")
     ] = "table",
     fail_level: Annotated[
-        shared.FailLevel | None,
+        records.FailLevel | None,
         typer.Option(help="Least severity of a finding that gives status 1; default: error."),
     ] = None,
     plots: Annotated[
@@ -95,7 +96,7 @@ def sweep(
     else:
         text = sweep_json(result) if output_format == "json" else sweep_markdown(result)
         write_stdout(text.rstrip("\n") + "\n")
-    failing = shared.failing(fail_level or settings.fail_level)
+    failing = records.failing(fail_level or settings.fail_level)
     found = [finding for outcome in outcomes if outcome.run is not None for finding in outcome.run.findings]
     failed = any(outcome.status == "failed" for outcome in outcomes)
     raise typer.Exit(int(failed or any(finding.severity in failing for finding in found)))

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from propcheck import depth
+from propcheck.records import SEVERITIES
 from propcheck.report.columns import block_columns, one_line_names
 from propcheck.report.spread import Spread
 from propcheck.report.table import summary_lines, title
@@ -15,7 +16,7 @@ from propcheck.wording import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from propcheck.records import Finding, Place, Run, Severity
+    from propcheck.records import Finding, Place, Run
 
 # Bytes. GitHub takes 1 MiB a step for its summary and refuses more whole ("Isolation and limits for job summaries" in its page
 # of workflow commands); the rest is room for what else the step writes there.
@@ -27,7 +28,6 @@ _CODE = re.compile(r"(`[^`]+`)")
 _SPECIAL = re.compile(r"([\\`*_\[\]~])")
 _LEADING = re.compile(r"^(\d*)([-+#=.)])")  # what makes a heading or a list at the start of a line
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
-_SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 def scan_markdown(run: Run) -> str:
@@ -157,7 +157,7 @@ def place_in_words(place: Place | None) -> str:
 
 def counts(findings: Sequence[Finding]) -> str:
     """Write ``1 error, 0 warnings, 3 notes``."""
-    return ", ".join(count(sum(f.severity == severity for f in findings), severity) for severity in _SEVERITIES)
+    return ", ".join(count(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES)
 
 
 def _code(text: str) -> str:
