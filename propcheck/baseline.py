@@ -80,6 +80,7 @@ def write_baseline(run: Run, path: Path) -> None:
         raise PropcheckError(f"{path}: a baseline is a Parquet file; name one that ends with .parquet")
     if path.name in store.FILES:
         raise PropcheckError(f"{path}: the name of a file of a run directory; name the baseline otherwise")
+    path = path.resolve()  # of a link, the file that it leads to
     run = kept(run)
     directory = Path(os.path.abspath(path.parent))  # noqa: PTH100 - resolve() would follow links, which the settings do not
     settings, moved = _moved(run.settings, lambda place: _seen_from(directory, place))
@@ -91,10 +92,23 @@ def write_baseline(run: Run, path: Path) -> None:
             if file.is_dir():
                 raise PropcheckError(f"{file}: a directory; a baseline is a file")
         if summary.exists() and not summary.read_bytes().startswith(_TITLE.encode()):
-            raise PropcheckError(f"{summary}: is no summary of a baseline, which would go there; name another baseline file")
+            raise PropcheckError(
+                f"{summary}: is no summary of a baseline, which would go there; remove it, or name another baseline file"
+            )
+        if path.exists() and _is_another_parquet(path):
+            raise PropcheckError(f"{path}: a Parquet file that is no baseline; remove it, or name another baseline file")
         store.replace_all(path.parent, {summary.name: summarised(run).encode(), path.name: _parquet(run, document)})
     except OSError as error:
         raise PropcheckError(f"cannot write the baseline {path}: {error.strerror or error}") from error
+
+
+def _is_another_parquet(path: Path) -> bool:
+    """Whether a file is whole Parquet and of something else. What cannot be read may be a baseline that was cut short."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+    except (pa.ArrowException, OSError):
+        return False
+    return b"propcheck.kind" not in metadata
 
 
 def _parquet(run: Run, document: dict[str, Any]) -> bytes:

@@ -77,7 +77,7 @@ def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
         key = overrides[0].key
         if key in found:
             raise PropcheckError(f"--vary {text}: {key} is varied already; give all its values in one --vary")
-        if key in _NO_EFFECT:
+        if key in _NO_EFFECT or key.startswith("gate."):
             raise PropcheckError(f"--vary {text}: {key} changes nothing in a scan")
         seen: set[str] = set()
         for override in overrides:

@@ -28,7 +28,7 @@ def is_run(text: str) -> bool:
         holds ``run.json``, or its other files and no ``config.json``: it was not finished, and should be told so.
     """
     path = Path(text)
-    if path.suffix == ".parquet" or (path / "run.json").is_file():
+    if path.suffix.lower() == ".parquet" or (path / "run.json").is_file():
         return True
     return any((path / name).is_file() for name in store.FILES) and not (path / "config.json").exists()
 
@@ -53,7 +53,7 @@ def load(place: Path, *, force: bool = False) -> Run:
     """
     if place.is_dir():
         return store.read_run(place, force=force)
-    if place.suffix != ".parquet":
+    if place.suffix.lower() != ".parquet":
         raise PropcheckError(f"{place}: no run; it takes a run directory, or a Parquet file that propcheck wrote")
     known = place.name in store.FILES
     if known and (place.parent / "run.json").exists():

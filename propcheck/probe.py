@@ -21,7 +21,7 @@ from propcheck.decoder.config import DecoderConfig, InitConfig, InitScheme, Mode
 from propcheck.errors import PropcheckError
 from propcheck.keys import explain
 from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
-from propcheck.sources import PATHS, Override, Source, apply, check_kind, parse_override, read_target
+from propcheck.sources import DECODER, PATHS, Override, Source, apply, check_kind, parse_override, read_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,7 +200,10 @@ class GateConfig(Section):
         "both, the last that matches before the others.",
     )
     floor: float = Field(
-        1e-12, ge=0, description="What is of at most this magnitude on both sides is taken for zero, and passes."
+        1e-12,
+        ge=0,
+        le=1e-3,  # the gradients of a healthy model of 27 billion parameters go down to 3e-3
+        description="What is of at most this magnitude on both sides is taken for zero, and passes.",
     )
 
     @property
@@ -388,11 +391,14 @@ def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
     return differing(*(one.model_dump(include=_DECIDING) for one in (probe, base)))
 
 
-_DECIDING = {"model", "residual", "init", "huggingface", "python", "precision", "inputs"}
+_DECIDING = {*DECODER, "huggingface", "python", "precision", "inputs"}
 
 
 def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the same of the settings that runs keep: every key of a probe, section by section."""
+    """Return the same of the settings that runs keep: every key of a probe, section by section.
+
+    Of two kinds of target only what both have is compared: the other sections are defaults that one of them has no use for.
+    """
 
     def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -400,6 +406,13 @@ def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> list[tu
             found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
         return found
 
-    here, there = (flat({key: one[key] for key in one if key in _DECIDING}) for one in (settings, others))
+    used = [_sections(one) for one in (settings, others)]
+    here, there = (flat({key: one[key] for key in one if key in used[0] & used[1]}) for one in (settings, others))
     keys = dict.fromkeys((*here, *there))  # a table of the target's own keys may have one that the other lacks
     return [(key, here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)]
+
+
+def _sections(settings: Mapping[str, Any]) -> set[str]:
+    """Return the sections that decide what the target of these settings is and how it is run."""
+    own = {name for name, key in (("huggingface", "config"), ("python", "target")) if settings.get(name, {}).get(key)}
+    return {*(own or DECODER), "precision", "inputs"}

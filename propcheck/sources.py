@@ -72,8 +72,7 @@ def read_target(target: str) -> Source:
     if colon and not path.exists():
         if not place or not name.isidentifier():
             raise PropcheckError(f"{target}: must be package.module:callable or path/to/file.py:callable")
-        module = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-        return _with_name(f"{module}-{name}", {"python": {"target": _seen_from(Path.cwd(), "target", target)}}, target)
+        return _with_name(python_name(target), {"python": {"target": _seen_from(Path.cwd(), "target", target)}}, target)
     if path.suffix == ".toml" or path.exists():
         return _probe_file(path)
     near = difflib.get_close_matches(target, bundled, n=1)
@@ -81,6 +80,13 @@ def read_target(target: str) -> Source:
     raise PropcheckError(
         f"{target}: no such file or bundled probe; {hint}bundled: {', '.join(bundled)}; or a config.json, or module:callable"
     )
+
+
+def python_name(target: str) -> str:
+    """Name a run of ``package.module:callable`` or ``path/to/file.py:callable``: ``module-callable``, ``file-callable``."""
+    place, _, name = target.rpartition(":")
+    module = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return _directory_name(f"{module}-{name}")
 
 
 def bundled_probes() -> dict[str, Path]:

@@ -7,8 +7,10 @@ propcheck is read back.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from propcheck import __version__
@@ -17,10 +19,10 @@ from propcheck.sources import parse_override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from propcheck.commands.options import Request, ScanOptions
     from propcheck.grid import Cell
+    from propcheck.probe import Probe
     from propcheck.records import Run
     from propcheck.settings import ToolSettings
 
@@ -162,9 +164,31 @@ def _done(request: Request, place: Path) -> Run | None:
         same = run.config_hash == config_hash(request.probe)
     except (PropcheckError, OSError):  # none yet, or cut short; or a file of the target is gone, which its scan says better
         return None
+    if _code_changed(request.probe, place / "run.json"):
+        return None
     # The hash leaves out where files lie: of those that are read for inputs it has nothing else.
     inputs = request.probe.model_dump(mode="json", include={"inputs"})["inputs"]
     return run if same and run.versions.get("propcheck") == __version__ and run.settings.get("inputs") == inputs else None
+
+
+def _code_changed(probe: Probe, run: Path) -> bool:
+    """Whether code that the target's own file may import, in its folder or below, is younger than a run.
+
+    The hash of the settings knows the file itself; of a module it knows the name alone.
+    """
+    place = probe.python.target.rpartition(":")[0]
+    if not place:
+        return False
+    if place.endswith(".py"):
+        folders = [Path(place).parent]
+    else:
+        try:
+            found = importlib.util.find_spec(place.partition(".")[0])  # of the outermost package: nothing is imported
+        except (ImportError, ValueError):
+            return False
+        folders = [Path(one) for one in (found and found.submodule_search_locations) or ()]
+    made = run.stat().st_mtime
+    return any(file.stat().st_mtime > made for folder in folders for file in folder.rglob("*.py"))
 
 
 def _judged_again(run: Run, request: Request, place: Path, *, plots: bool) -> Run:

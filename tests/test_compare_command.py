@@ -77,7 +77,7 @@ def test_two_stored_runs_are_set_side_by_side_and_plotted(capsys):
 
 def test_a_run_beside_itself_is_alike(compare):
     text = compare("before", "before", "--no-plots")
-    assert "B is like A." in text
+    assert "No number of B differs from that of A." in text
     assert not Path("reports").exists()
 
 

@@ -18,7 +18,7 @@ propcheck gate "$probe" --baseline "$baseline" --out "$reports/run" \
 case $status in
     0) ;;
     1) echo "gate.sh: the model is not as $baseline was; if that is meant: sh $0 --update-baseline, and commit both files" >&2 ;;
-    2) echo "gate.sh: nothing was judged; the line of propcheck above says why" >&2 ;;
+    2) echo "gate.sh: nothing was judged; the line of propcheck above says why (no baseline yet: sh $0 --update-baseline)" >&2 ;;
     *) echo "gate.sh: propcheck ended with status $status" >&2 ;;
 esac
 exit "$status"

@@ -13,7 +13,7 @@ import typer
 from propcheck.commands import options as shared
 from propcheck.commands import sides as given
 from propcheck.commands.output import OutputOptions, check, emit, machine_views
-from propcheck.commands.running import check_writable, save
+from propcheck.commands.running import check_not_read, check_writable, save, target_files
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ def compare(
         check_writable(directory)
     elif out is not None:
         raise PropcheckError(f"--out {out}: nothing is written there, without plots and with runs that are stored already")
-    check(output)
+    places = [directory / f"{index}-{name}" for index, name in enumerate(names, start=1)]
+    for side, place in zip(both, places, strict=True):
+        if side.request is not None:
+            check_not_read(place, "compare", runs)
+    check(output, [path for text in runs for path in target_files(text)])
     command = shlex.join(["propcheck", *ctx.obj])
     found = [
-        _kept(side.scanned(command=command, quiet=output.quiet), side, directory / f"{index}-{name}", plots=plots)
-        for index, (side, name) in enumerate(zip(both, names, strict=True), start=1)
+        _kept(side.scanned(command=command, quiet=output.quiet), side, place, plots=plots)
+        for side, place in zip(both, places, strict=True)
     ]
     from propcheck.contrast import comparing
 

@@ -13,7 +13,7 @@ import typer
 from propcheck.commands import options as shared
 from propcheck.commands import sides as given
 from propcheck.commands.output import OutputOptions, check, emit, machine_views
-from propcheck.commands.running import check_writable, save
+from propcheck.commands.running import check_not_read, check_writable, run_files, save, target_files
 from propcheck.errors import PropcheckError
 from propcheck.wording import count
 
@@ -78,7 +78,7 @@ def gate(
     if side.request is None and (before is None or before.request is None):
         given.refuse_unused(options)
     # The baseline and its summary: written with --update-baseline, and not to be lost without.
-    taken = [Path(baseline), Path(baseline).with_suffix(".md")] if baseline.endswith(".parquet") else []
+    taken = [Path(baseline), Path(baseline).with_suffix(".md")] if Path(baseline).suffix.lower() == ".parquet" else []
     if update:
         _check_writes(Path(baseline))
     allowed = read_tolerances(side.gate, tolerance or ())
@@ -86,7 +86,9 @@ def gate(
     if side.request is not None:
         directory = out or Path(settings.out or Path("reports") / side.request.probe.name)
         check_writable(directory)
-        taken.append(directory / "run.json")
+        if before is not None and before.run is not None:
+            check_not_read(directory, "--baseline", [baseline])
+        taken += [*run_files(directory), *target_files(run)]
     elif out is not None:
         raise PropcheckError(f"--out {out}: is for the run of a target, and {run} is stored already")
     check(output, taken)
@@ -107,13 +109,15 @@ def gate(
     if directory is not None and not output.quiet:
         print(f"propcheck: wrote {directory}", file=sys.stderr)
     _emit(result, output)
-    raise typer.Exit(int(not result.passed))
+    raise typer.Exit(int(not result.passed and result.written is None))
 
 
 def _baseline(baseline: str, options: shared.ScanOptions, settings: ToolSettings, *, force: bool) -> given.Side:
     from propcheck.baseline import read_baseline
 
-    if baseline.endswith(".parquet"):
+    if baseline.endswith(".md") and Path(baseline).with_suffix(".parquet").exists():
+        raise PropcheckError(f"--baseline {baseline}: is the summary; name {Path(baseline).with_suffix('.parquet')} beside it")
+    if Path(baseline).suffix.lower() == ".parquet":
         return given.Side(dataclasses.replace(read_baseline(Path(baseline), force=force), path=baseline), None)
     return given.side(baseline, options, settings, force=force)
 
@@ -141,15 +145,13 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
     except PropcheckError:
         before = None  # none yet, or one that cannot be read: it is what is being mended
     write_baseline(run, path)
-    note = f"Baseline written: {path}, and {path.with_suffix('.md')} for its diffs."
+    notes = [f"Baseline written: {path}, and {path.with_suffix('.md')} for its diffs. Commit both."]
     if before is not None:
         since = judge(run, before, allowed)
         changed = count(len(since.differences), "number")
-        note += f" Beside the one before: {changed} outside the tolerances."
-        findings = since.findings
-    else:
-        findings = ()
-    return dataclasses.replace(itself, notes=(*itself.notes, note, *(f"{one.name}: {one.message}" for one in findings)))
+        notes.append(f"Beside the one before {changed} outside the tolerances.")
+        notes += [f"{one.name}: {one.message}" for one in since.findings]
+    return dataclasses.replace(itself, notes=tuple(notes), written=str(path))
 
 
 def _emit(gate: Gate, output: OutputOptions) -> None:

@@ -23,9 +23,12 @@ def rules(
     rule: Annotated[str | None, typer.Argument(metavar="[ID]", help="Explain this rule: its id or its name.")] = None,
 ) -> None:
     """List the rules, or explain one: what it sees, why it matters, its threshold and source, what to do (Markdown)."""
+    from propcheck.contrast.findings import CHECKS
     from propcheck.rules import ALL, explain
 
-    if rule is not None:
+    if rule in CHECKS:
+        write_stdout(f"{rule}: {CHECKS[rule]} A check of `propcheck gate`.\n")
+    elif rule is not None:
         write_stdout(explain(rule) + "\n")
     else:
         width = max(len(one.name) for one in ALL)

@@ -114,17 +114,25 @@ def emit(options: OutputOptions, table: Callable[[Console], None], views: Mappin
         if file.format == "table":
             stream = io.StringIO()
             table(Console(file=stream, width=_FILE_WIDTH, color_system=None))
-            # Without the spaces that fill its lines, which a comparison of two files would show.
-            _write(file, "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()))
+            _write(file, _unpadded(stream.getvalue()))
         else:
             _write(file, text(file.format))
     if options.output_format == "table":
         console = Console()
-        with console.capture() as capture:
-            table(console)
-        write_stdout(capture.get())
+        try:
+            with console.capture() as capture:
+                table(console)
+        except OSError as error:  # a full device, which the console notices when it ends
+            raise PropcheckError(f"standard output: {error.strerror or error}") from error
+        shown = capture.get()
+        write_stdout(shown if console.is_terminal else _unpadded(shown))
     else:
         write_stdout(text(options.output_format))
+
+
+def _unpadded(text: str) -> str:
+    """Leave out the spaces that fill lines, which a comparison of two files would show."""
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def machine_views(results: Callable[[], Results]) -> dict[Format, Callable[[], str]]:

@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from propcheck.commands.options import Request
     from propcheck.records import Run
@@ -63,6 +64,26 @@ def save(run: Run, directory: Path, *, plots: bool) -> None:
                 (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise PropcheckError(f"{directory}: {error.strerror or error}") from error
+
+
+def run_files(directory: Path) -> list[Path]:
+    """Return the files that a run directory holds."""
+    from propcheck.store import FILES
+
+    return [directory / name for name in ("run.json", *FILES, "forward.png", "backward.png")]
+
+
+def target_files(target: str) -> list[Path]:
+    """Return the file that a target names, if it names one: no output is to be written over it."""
+    path = Path(target.rpartition(":")[0] or target) if not Path(target).exists() else Path(target)
+    return [path] if path.is_file() else []
+
+
+def check_not_read(directory: Path, option: str, sides: Sequence[str]) -> None:
+    """Refuse to write a run over one that is read: the next call would compare it with itself."""
+    for text in sides:
+        if Path(text).exists() and directory.resolve() in (Path(text).resolve(), Path(text).resolve().parent):
+            raise PropcheckError(f"{option} {text}: the run would be written over it; name another directory with --out")
 
 
 def check_writable(directory: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from propcheck import records
 from propcheck.commands import options as shared
 from propcheck.commands.output import OutputOptions, check, emit, machine_views
-from propcheck.commands.running import check_writable, run_scan, save
+from propcheck.commands.running import check_writable, run_files, run_scan, save, target_files
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def scan(
     request = shared.request(target, options, settings)
     directory = out or Path(settings.out or Path("reports") / request.probe.name)
     check_writable(directory)
-    check(output, taken=[directory / "run.json"])
+    check(output, taken=[*run_files(directory), *target_files(target)])
     failing = records.failing(fail_level or settings.fail_level)
     run = run_scan(request, command=shlex.join(["propcheck", *ctx.obj]), quiet=output.quiet)
     run = dataclasses.replace(run, path=str(directory))

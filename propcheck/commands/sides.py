@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +65,8 @@ def side(text: str, options: shared.ScanOptions, settings: ToolSettings, *, forc
     from propcheck.loading import is_run, load
 
     if is_run(text):
-        return Side(load(Path(text), force=force), None)
+        run = load(Path(text), force=force)
+        return Side(run if run.path else dataclasses.replace(run, path=text), None)
     return Side(None, shared.request(text, options, settings))
 
 

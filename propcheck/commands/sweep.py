@@ -55,8 +55,8 @@ def sweep(
     """Scan a target once for every combination of some values, and put the results side by side.
 
     A cell that is refused or fails is a row with its reason. A cell whose run is there already, with the same settings and by
-    the same version of propcheck, is not scanned again; a change in an installed module or within a file of inputs is not
-    seen: remove the run then.
+    the same version of propcheck, is not scanned again, unless a Python file in the target's folder is younger. A change in
+    what else the target imports, or within a file of inputs, is not seen: remove the run then.
 
     Status 0: no finding at or above the fail level; 1: there is one, or a cell failed; 2: a bad target, option or file;
     130: interrupted, and the same command goes on from there.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from propcheck.errors import PropcheckError
 from propcheck.probe import TOKEN_SOURCES
+from propcheck.sources import python_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -62,8 +63,8 @@ def _asked(settings: Mapping[str, Any], target: str, seeds: Sequence[int]) -> di
     python, hugging = settings.get("python") or {}, settings.get("huggingface") or {}
     given = python.get("args") or hugging.get("overrides") or {}
     name = settings.get("name") or target
-    if name == "run" and python.get("target"):  # an object of a Python process, which has no name of its own
-        name = python["target"]
+    if name == "run" and python.get("target"):  # an object of a Python process: as the command line would name it
+        name = python_name(python["target"])
     return {
         "target": str(name),
         "arguments": ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none",

@@ -19,7 +19,7 @@ from propcheck.growth import gradient_growth, stream_growth
 from propcheck.probe import differing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from propcheck.contrast.deviations import Difference
     from propcheck.contrast.parameters import ParameterPairing
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from propcheck.records import Finding, Place, Run, SiteRecord
 
 # In the order in which a table shows them.
-COMPARED: tuple[Quantity, ...] = ("stream_rms", "update_rms", "update_ratio", *BACKWARD, "grad_norm", "loss")
+COMPARED: tuple[Quantity, ...] = (
+    "stream_rms",
+    "update_rms",
+    "update_ratio",
+    *BACKWARD,
+    "parameter_rms",
+    "grad_norm",
+    "loss",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Change:
         What it is.
     compared, differing
         In how many places it was compared, and in how many it lies outside the tolerance.
+    allowed
+        The smallest and the largest factor that counts as no difference somewhere.
     first, most
         Where it first differs, in the direction in which it travels, and where most; None where it does not.
     """
@@ -48,6 +58,7 @@ class Change:
     quantity: Quantity
     compared: int
     differing: int
+    allowed: tuple[float, float]
     first: Difference | None
     most: Difference | None
 
@@ -126,8 +137,10 @@ class Comparison:
 
     @property
     def named(self) -> list[tuple[str, Run]]:
-        """Each run with its label and target, as pictures name it."""
-        return [(f"{label}: {run.target}", run) for label, run in zip(self.labels, self.runs, strict=True)]
+        """Each run with its label and target, as pictures name it; with its path where several have one target."""
+        targets = [run.target for run in self.runs]
+        names = [f"{run.target}, {run.path}" if run.path and targets.count(run.target) > 1 else run.target for run in self.runs]
+        return [(f"{label}: {name}", run) for label, name, run in zip(self.labels, names, self.runs, strict=True)]
 
 
 def compare(runs: Sequence[Run], tolerances: Tolerances) -> Comparison:
@@ -162,18 +175,24 @@ def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contr
     sites = pair_sites(profiles[0].sites, profiles[1].sites, names=("A", label))
     alone = sites_alone(first, run)
     parameters = pair_parameters(*((), ()) if alone else (first.parameters, run.parameters), sites.pairs)
-    columns = [quantity for quantity in COMPARED if quantity not in ("grad_norm", "loss")]
+    columns = [quantity for quantity in COMPARED if quantity not in ("parameter_rms", "grad_norm", "loss")]
     deviations = Deviations(run, first, tolerances, sites, parameters, columns)
+    # To a gate a NaN is a failure wherever it is; beside one that has it too it is no difference.
+    deviations.found = [one for one in deviations.found if one.how != "nonfinite" or repr(one.value) != repr(one.baseline)]
     won, lost = (None, None) if alone else won_and_lost(first.findings, run.findings)
     return Contrast(
         label=label,
         relative=sites.relative,
         settings=tuple(differing(first.settings, run.settings)) if first.settings and run.settings else (),
-        changes=tuple(_change(quantity, deviations) for quantity in COMPARED if deviations.compared[quantity]),
+        changes=tuple(
+            change(quantity, deviations.compared[quantity], deviations.found, deviations.allowed)
+            for quantity in COMPARED
+            if deviations.compared[quantity]
+        ),
         parameters=parameters,
         won=won,
         lost=lost,
-        start=first_change(deviations.found, sites.pairs),
+        start=first_change(deviations, sites.pairs, (*parameters.missing, *parameters.new)),
         notes=(*_other_runs(run, first, label), *([alone] if alone else []), *sites.notes, *deviations.notes),
     )
 
@@ -184,12 +203,16 @@ def _other_runs(run: Run, first: Run, label: str) -> list[str]:
     return [f"A has {'; '.join(differing).replace('(here ', f'({label} ')}."] if differing else []
 
 
-def _change(quantity: Quantity, deviations: Deviations) -> Change:
-    found = [one for one in deviations.found if one.quantity == quantity]
+def change(
+    quantity: Quantity, compared: int, differences: Sequence[Difference], allowed: Mapping[Quantity, tuple[float, float]]
+) -> Change:
+    """Sum up a quantity: where it first differs and where most."""
+    found = [one for one in differences if one.quantity == quantity]
     return Change(
         quantity=quantity,
-        compared=deviations.compared[quantity],
+        compared=compared,
         differing=len(found),
+        allowed=allowed[quantity],
         first=first_of(found) if found else None,
         most=max(found, key=size_of) if found else None,
     )

@@ -52,7 +52,9 @@ def gate_document(gate: Gate) -> dict[str, Any]:
         "run": _run(gate.run),
         "baseline": _run(gate.baseline),
         "tolerance": gate.tolerance,
+        "written": gate.written,
         "compared": dict(gate.compared),
+        "allowed": {name: _range(allowed) for name, allowed in gate.allowed.items()},
         "findings": [dataclasses.asdict(finding) for finding in gate.findings],
         "differences": [_difference(one) for one in gate.differences],
         "versions": list(gate.versions),
@@ -78,6 +80,7 @@ def _contrast(contrast: Contrast) -> dict[str, Any]:
                 "quantity": one.quantity,
                 "compared": one.compared,
                 "differing": one.differing,
+                "allowed": _range(one.allowed),
                 "first": None if one.first is None else _difference(one.first),
                 "most": None if one.most is None else _difference(one.most),
             }
@@ -91,6 +94,10 @@ def _contrast(contrast: Contrast) -> dict[str, Any]:
         "findings": {"won": _listed(contrast.won), "lost": _listed(contrast.lost)},
         "notes": list(contrast.notes),
     }
+
+
+def _range(allowed: tuple[float, float]) -> dict[str, float]:
+    return {"least": allowed[0], "most": allowed[1]}
 
 
 def _listed(findings: Sequence[Finding] | None) -> list[dict[str, Any]] | None:

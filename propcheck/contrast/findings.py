@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from propcheck.contrast.deviations import BACKWARD, FORWARD, place_of
+from propcheck.contrast.deviations import BACKWARD, FORWARD, parameter_place, place_of
 from propcheck.records import Finding, Place
 from propcheck.wording import count, number, percent, places
 
@@ -24,6 +24,7 @@ CHECKS: dict[str, str] = {
     "gate-nonfinite": "A NaN or an infinity on either side: no tolerance holds for it.",
     "gate-sites": "Residual additions that only one of the two has.",
     "gate-parameters": "Parameters that only one of the two has; one that was renamed, or fused with others, is in both.",
+    "gate-init": "A parameter starts from values of another size: the RMS of its elements differs by more than the tolerance.",
     "gate-stream": "The RMS of the stream or of an update differs by more than the tolerance.",
     "gate-gradient": "The norm of a gradient differs by more than the tolerance: of the stream or the update at a residual "
     "addition, of a branch's parameters, or of a single parameter.",
@@ -37,8 +38,15 @@ _WORDS: dict[Quantity, str] = {
     "grad_stream_norm": "gradient of the stream",
     "grad_update_norm": "gradient of the update",
     "param_grad_norm": "gradient of a branch's parameters",
+    "parameter_rms": "RMS of a parameter's elements",
     "grad_norm": "gradient of a parameter",
     "loss": "first loss",
+}
+_RULES: dict[Quantity, str] = {
+    "parameter_rms": "gate-init",
+    "stream_rms": "gate-stream",
+    "update_rms": "gate-stream",
+    "loss": "gate-loss",
 }
 MEANT = "If the change is meant, make the baseline again with --update-baseline and commit it."
 _LISTED = 8  # sites of a kind that are named; parameters half as many, since their names are long
@@ -60,7 +68,9 @@ def nonfinite(found: Sequence[Difference]) -> list[Finding]:
     bad = [one for one in found if one.how == "nonfinite"]
     if not bad:
         return []
-    first = min(bad, key=lambda one: (one.quantity not in FORWARD, one.position))
+    forward = [one for one in bad if one.quantity in (*FORWARD, "parameter_rms")]
+    # The first in the direction in which it travels.
+    first = min(forward, key=lambda one: one.position) if forward else max(bad, key=lambda one: one.position)
     listed = [f"{name} at {count(amount, 'place')}" for name, amount in Counter(one.quantity for one in bad).items()]
     return [
         _of(
@@ -102,7 +112,7 @@ def _lone_parameters(records: Sequence[ParameterRecord], word: str) -> Finding:
     more = f" and {len(records) - most} more" if len(records) > most else ""
     side = "of the baseline" if word == "missing" else "of this run"
     said = ("is" if len(records) == 1 else "are") + (" missing here" if word == "missing" else " new")
-    place = Place(first.site, first.block, first.sublayer, None, first.name)
+    place = parameter_place(first)
     text = f"{count(len(records), 'parameter')} {side} {said}: {listed}{more}."
     return Finding("gate-parameters", word, "error", place, "parameter", word, None, text, MEANT)
 
@@ -110,10 +120,10 @@ def _lone_parameters(records: Sequence[ParameterRecord], word: str) -> Finding:
 def changed(found: Sequence[Difference], compared: Counter[Quantity]) -> list[Finding]:
     """Make one finding for each quantity that changed."""
     findings = []
-    for quantity in (*FORWARD, *BACKWARD, "grad_norm", "loss"):
+    for quantity in ("parameter_rms", *FORWARD, *BACKWARD, "grad_norm", "loss"):
         these = [one for one in found if one.quantity == quantity and one.how != "nonfinite"]
         if these:
-            rule = "gate-stream" if quantity in FORWARD else "gate-loss" if quantity == "loss" else "gate-gradient"
+            rule = _RULES.get(quantity, "gate-gradient")
             first = first_of(these)
             findings.append(_of(rule, first, _text(these, first, compared[quantity]), MEANT))
     return findings
@@ -129,10 +139,10 @@ def _text(these: Sequence[Difference], first: Difference, compared: int) -> str:
     quantity = first.quantity
     if quantity == "loss":
         return f"The first loss: {_values(first)}{_beyond(first)}."
-    noun = "parameter" if quantity == "grad_norm" else "site"
+    noun = "parameter" if quantity in ("grad_norm", "parameter_rms") else "site"
     blocks = [one.place.block for one in these if one.place.block is not None]
     inside = f" ({places('block', blocks)})" if blocks else ""
-    which = "first" if quantity in FORWARD else "first on the way back"
+    which = "first on the way back" if quantity in (*BACKWARD, "grad_norm") else "first"
     text = (
         f"The {_WORDS[quantity]} ({quantity}) differs at {len(these)} of {count(compared, noun)}{inside}; {which} at "
         f"{where(first.place)}: {_values(first)}{_beyond(first)}."
@@ -184,23 +194,24 @@ def _of(rule: str, one: Difference, message: str, remedy: str) -> Finding:
     )
 
 
-def finding_set(base: Sequence[Finding], other: Sequence[Finding], widest: float) -> list[Finding]:
+def finding_set(base: Sequence[Finding], other: Sequence[Finding], by_chance: Callable[[str], float]) -> list[Finding]:
     """Say which errors and warnings were won, and which findings lost; these are a note.
 
     Parameters
     ----------
     base, other
         What the rules found in the two runs.
-    widest
-        The largest factor that the tolerances let pass: a finding whose value lies that near to its limit is a note, since what
-        passes may make it or not.
+    by_chance
+        The factor by which a number may differ by chance or by the tolerance of all numbers: a finding whose value lies that
+        near to its limit is a note, since what passes may make it or not. What parameters start from is known, however it is
+        drawn.
     """
     won, lost = won_and_lost(base, other)
     findings = []
     for one in won:
         if one.severity == "note":
             continue
-        marginal = _marginal(one, widest)
+        marginal = not one.rule.startswith("PC1") and _marginal(one, by_chance(one.metric))
         more = " Its value lies nearer to the limit than what the tolerances let pass." if marginal else ""
         findings.append(
             dataclasses.replace(

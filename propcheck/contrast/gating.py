@@ -45,10 +45,14 @@ class Gate:
         How many values of each quantity were compared.
     tolerance
         The share that passes where no other is given.
+    allowed
+        Of each quantity the smallest and the largest factor that passes somewhere.
     versions
         What else is not as it was: libraries, device, threads. It explains the last digits.
     notes
         Sentences about the comparison.
+    written
+        The baseline file that was written in place of judging by it.
     """
 
     run: Run
@@ -58,8 +62,10 @@ class Gate:
     start: Place | None
     compared: Mapping[Quantity, int]
     tolerance: float
+    allowed: Mapping[Quantity, tuple[float, float]]
     versions: tuple[str, ...]
     notes: tuple[str, ...]
+    written: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -91,12 +97,13 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
             *findings.nonfinite(deviations.found),
             *findings.structure(sites.pairs, parameters, sites.notes),
             *findings.changed(deviations.found, deviations.compared),
-            *([] if alone else findings.finding_set(baseline.findings, run.findings, deviations.widest)),
+            *([] if alone else findings.finding_set(baseline.findings, run.findings, deviations.by_chance)),
         ),
         differences=tuple(deviations.found),
-        start=first_change(deviations.found, sites.pairs),
+        start=first_change(deviations, sites.pairs, (*parameters.missing, *parameters.new)),
         compared=dict(deviations.compared),
         tolerance=tolerances.share,
+        allowed=deviations.allowed,
         versions=tuple(other_machine(run, baseline)),
         notes=(*([alone] if alone else []), *_other_settings(run, baseline), *deviations.notes),
     )

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# What a gate compares: columns of sublayers.parquet, ``grad_norm`` of parameters.parquet, and the first loss. The ratio of
-# update and stream follows from these, and is for people to look at.
-Gated = Literal["stream_rms", "update_rms", "grad_stream_norm", "grad_update_norm", "param_grad_norm", "grad_norm", "loss"]
+# What a gate compares: columns of sublayers.parquet; of each parameter the RMS of its elements, sqrt(mean^2 + std^2), and
+# ``grad_norm``; and the first loss. The ratio of update and stream follows from these, and is for people to look at.
+Gated = Literal[
+    "stream_rms",
+    "update_rms",
+    "grad_stream_norm",
+    "grad_update_norm",
+    "param_grad_norm",
+    "parameter_rms",
+    "grad_norm",
+    "loss",
+]
 Quantity = Gated | Literal["update_ratio"]
 
 # A factor of ten either way: a gate that lets more pass than this judges nothing.
@@ -78,7 +87,7 @@ class Tolerances:
         return matching[-1] if matching else self.quantities.get(quantity, self.share)
 
 
-def chance(scatter: float, freedom: int, averaged: tuple[int, int]) -> float:
+def chance(scatter: float, freedom: int, averaged: Sequence[int]) -> float:
     """Return how far two means may differ by chance, in natural logarithms.
 
     Parameters
@@ -88,7 +97,7 @@ def chance(scatter: float, freedom: int, averaged: tuple[int, int]) -> float:
     freedom
         Degrees of freedom that it was estimated with, at least 1.
     averaged
-        How many values each mean is of.
+        How many values each mean is of; one number where it is the mean of differences.
     """
     errors = max(_STUDENT.get(freedom, _STANDARD_ERRORS), _STANDARD_ERRORS)
     return errors * scatter * math.sqrt(sum(1 / amount for amount in averaged))
@@ -101,6 +110,17 @@ def scatter(*sides: Sequence[float]) -> float | None:
         return None
     freedom = sum(len(side) - 1 for side in logs)
     return math.sqrt(sum((len(side) - 1) * statistics.variance(side) for side in logs) / freedom)
+
+
+def scatter_together(base: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Return the standard deviation of the logarithm of other / base over the seeds that both have.
+
+    What a seed does to both sides, by its inputs and by the weights that they share, is not in it. None unless the seeds are
+    the same, two or more, and all values positive and finite.
+    """
+    if base.keys() != other.keys() or len(base) < 2 or not all(0 < v < math.inf for v in (*base.values(), *other.values())):
+        return None
+    return statistics.stdev(math.log(other[seed] / base[seed]) for seed in base)
 
 
 def pooled(scatters: Iterable[float]) -> float:

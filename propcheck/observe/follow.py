@@ -431,7 +431,9 @@ class Follower(TorchFunctionMode):
             slots = []
             tensor.__dict__[_SLOTS] = (version(tensor), slots)
 
-            def hook(gradient: Tensor) -> None:
+            def hook(gradient: Tensor | None) -> None:
+                if gradient is None:  # nothing leads back to it: where all its readers are detached, autograd may still call
+                    return
                 norms: dict[Any, tuple[Tensor, Tensor]] = {}  # and what they are of
                 for one, name, part in slots:
                     if not one.inner:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from propcheck.contrast.findings import times
 from propcheck.depth import log_ratio, safe_exp
 from propcheck.growth import factor
 from propcheck.report.columns import Column
-from propcheck.wording import number
+from propcheck.wording import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ NAMES: dict[Quantity, str] = {
     "grad_stream_norm": "gradient, stream",
     "grad_update_norm": "gradient, update",
     "param_grad_norm": "gradient, branch",
+    "parameter_rms": "parameter RMS",
     "grad_norm": "gradient, parameter",
     "loss": "first loss",
 }
@@ -33,7 +35,7 @@ _PLACE = 20
 
 
 def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Column]:
-    """Lay out a row a quantity: in how many places it differs, where that starts, and where it is most.
+    """Lay out a row a quantity: in how many places it differs, where that starts, and where it is largest.
 
     Parameters
     ----------
@@ -45,35 +47,39 @@ def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Col
     rows = []
     for one in changes:
         differs = f"{one.differing}/{one.compared}"
+        row = [NAMES[one.quantity], differs, passing(one.allowed)]
         if one.first is None or one.most is None:
-            rows.append((NAMES[one.quantity], differs, *[""] * 6))
+            rows.append((*row, *[""] * 5))
             continue
         first, most = one.first, one.most
-        rows.append(
-            (
-                NAMES[one.quantity],
-                differs,
-                short(first.place),
-                number(first.baseline, aligned=True),
-                number(first.value, aligned=True),
-                _ratio(first.ratio),
-                _ratio(most.ratio) if most is not first else "",
-                short(most.place) if most is not first else "",
-            )
-        )
+        largest = f"{_ratio(most.ratio)} {short(most.place)}".strip() if most is not first else ""
+        values = (number(first.baseline, aligned=True), number(first.value, aligned=True))
+        rows.append((*row, short(first.place), *values, _ratio(first.ratio), largest))
     headings = (
         ("", 10),
         ("differs", 9),
+        ("passes", 3),
         ("first at", 8),
         (base, 6),
-        (other, 6),
+        (other, 5),
         ("ratio", 7),
-        ("at most", 5),
-        ("at", 2),
+        ("largest", 2),
     )
-    words = {"", "first at", "at"}
+    words = {"", "first at", "largest"}
     columns = [Column(head, tuple(row[i] for row in rows), keep, text=head in words) for i, (head, keep) in enumerate(headings)]
     return [column for column in columns if any(column.cells)]
+
+
+def passing(allowed: tuple[float, float]) -> str:
+    """Write which factors pass: ``5 %``, ``5 % to x1.6``."""
+    least, most = allowed
+    if least == most:
+        return _share(least)
+    return f"{_share(least)} to {_share(most)}"
+
+
+def _share(allowed: float) -> str:
+    return percent(allowed - 1) if allowed < 1.1 else f"x{number(allowed)}" if math.isfinite(allowed) else "any"
 
 
 def _ratio(ratio: float | None) -> str:

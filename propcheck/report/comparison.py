@@ -16,7 +16,7 @@ from propcheck.report import markdown
 from propcheck.report.changes import change_columns, law, ratio_of
 from propcheck.report.columns import Column, one_line_names
 from propcheck.report.table import print_columns, title
-from propcheck.wording import count, number, percent
+from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def _table(columns: Sequence[Column]) -> str:
 
 def _opening(contrast: Contrast) -> list[str]:
     begins = (
-        f"{contrast.label} is like A."
+        f"No number of {contrast.label} differs from that of A."
         if contrast.start is None
         else f"{contrast.label} parts from A at {where(contrast.start)}."
     )
@@ -123,7 +123,7 @@ def _found(contrast: Contrast) -> list[str]:
     return [
         *(_finding_line(f"only in {contrast.label}", one) for one in contrast.won),
         *(_finding_line("only in A", one) for one in contrast.lost),
-    ] or [f"The same findings in A and {contrast.label}."]
+    ] or [f"No finding is in one of A and {contrast.label} alone."]
 
 
 def _finding_line(where: str, finding: Finding) -> str:
@@ -194,11 +194,11 @@ def run_columns(comparison: Comparison) -> list[Column]:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    counts = (
-        f"A number counts as different from {percent(comparison.tolerance)} on, or beyond what chance does where seeds or "
-        "other draws tell it; first is on its way, which for gradients is the way back from the loss."
+    differs = (
+        "A number differs where its ratio is beyond what passes, either way; first is on its way, which for gradients is the "
+        "way back from the loss."
     )
     return [
-        counts,
+        differs,
         *(f"{label}: {run.path}" for label, run in zip(comparison.labels, comparison.runs, strict=True) if run.path),
     ]

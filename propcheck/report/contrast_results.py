@@ -63,7 +63,9 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
         findings=tuple(finding for contrast in comparison.contrasts for finding in _findings(contrast)),
         failing=(),
         facts=tuple(
-            f"{one.label} is like A." if one.start is None else f"{one.label} parts from A at {where(one.start)}."
+            f"No number of {one.label} differs from that of A."
+            if one.start is None
+            else f"{one.label} parts from A at {where(one.start)}."
             for one in comparison.contrasts
         ),
     )

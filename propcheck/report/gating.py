@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from propcheck.contrast.comparing import Change
-from propcheck.contrast.findings import MEANT, first_of, size_of, where
+from propcheck.contrast.comparing import change
+from propcheck.contrast.findings import MEANT, where
 from propcheck.report import markdown
-from propcheck.report.changes import change_columns
+from propcheck.report.changes import change_columns, passing
 from propcheck.report.columns import one_line_names
 from propcheck.report.table import print_columns, print_findings, title
-from propcheck.wording import count, percent
+from propcheck.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_gate(gate: Gate, console: Console) -> None:
-    """Print a gate: what was compared, quantity by quantity, and what fails.
+    """Print a gate: what was compared, quantity by quantity, and what fails; of a baseline that was written, that alone.
 
     Parameters
     ----------
@@ -34,32 +34,34 @@ def print_gate(gate: Gate, console: Console) -> None:
         Where to print; its width decides which columns fit.
     """
     console.print(Text(title(gate.run)), highlight=False)
-    print_columns(_columns(gate), console)
-    console.print()
-    print_findings(_shown(gate), console)
+    if gate.written is None:
+        print_columns(_columns(gate), console)
+        console.print()
+        print_findings(_shown(gate), console)
     for line in facts(gate):
         console.print(Text(line), highlight=False)
 
 
 def gate_markdown(gate: Gate) -> str:
     """Write the same as Markdown that fits a job summary."""
+    head = [
+        f"## propcheck gate: {markdown.escape(gate.run.target)} {_verdict(gate)}",
+        markdown.escape(title(gate.run)),
+    ]
+    if gate.written is not None:
+        return markdown.page(head, [], [markdown.bullets(facts(gate))])
     columns = _columns(gate)
     rows = zip(*(column.cells for column in columns), strict=True)
-    head = [
-        f"## propcheck gate: {markdown.escape(gate.run.target)} {'passed' if gate.passed else 'failed'}",
-        markdown.escape(title(gate.run)),
-        markdown.table(one_line_names(columns), rows, text=1),
-        f"### Findings: {markdown.counts(gate.findings)}",
-    ]
+    head += [markdown.table(one_line_names(columns), rows, text=1), f"### Findings: {markdown.counts(gate.findings)}"]
     return markdown.page(head, markdown.findings_markdown(_shown(gate)), [markdown.bullets(facts(gate))])
 
 
+def _verdict(gate: Gate) -> str:
+    return "baseline written" if gate.written is not None else "passed" if gate.passed else "failed"
+
+
 def _columns(gate: Gate) -> list[Column]:
-    changes = []
-    for quantity, compared in gate.compared.items():
-        found = [one for one in gate.differences if one.quantity == quantity]
-        first, most = (first_of(found), max(found, key=size_of)) if found else (None, None)
-        changes.append(Change(quantity, compared, len(found), first, most))
+    changes = [change(quantity, amount, gate.differences, gate.allowed) for quantity, amount in gate.compared.items()]
     return change_columns(changes, "baseline", "here")
 
 
@@ -70,16 +72,19 @@ def _shown(gate: Gate) -> list[Finding]:
 
 def facts(gate: Gate) -> list[str]:
     """Say in a few sentences what the gate found."""
-    amount = sum(gate.compared.values())
+    if gate.written is not None:
+        return list(gate.notes)
+    amount = count(sum(gate.compared.values()), "number")
     lines = list(gate.notes)
     if gate.versions:
         lines.append(f"Made with other versions or on another device: {'; '.join(gate.versions)}.")
     lines.append(f"Baseline: {gate.baseline.path or gate.baseline.target}.")
     if gate.passed:
-        passes = f"their tolerance ({percent(gate.tolerance)}, or what it is there)"
-        lines.append(f"Gate passed: {count(amount, 'number')} within {passes}, no new finding.")
+        allowed = list(gate.allowed.values()) or [(1 + gate.tolerance,) * 2]
+        within = passing((min(least for least, _ in allowed), max(most for _, most in allowed)))
+        lines.append(f"Gate passed: {amount} as in the baseline within {within}, and no new finding.")
     else:
         begins = "" if gate.start is None else f" The change starts at {where(gate.start)}."
-        lines.append(f"Gate failed: {len(gate.differences)} of {count(amount, 'number')} outside the tolerances.{begins}")
-        lines.append(MEANT)
+        lines.append(f"Gate failed: {len(gate.differences)} of {amount} outside the tolerances.{begins}")
+        lines += [MEANT] if any(one.remedy == MEANT for one in gate.findings) else []
     return lines

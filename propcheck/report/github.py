@@ -26,10 +26,12 @@ def to_github(results: Results) -> str:
     Returns
     -------
     str
-        One workflow command a line; empty where nothing was found. Of each kind GitHub shows ten a step beside the code; the
-        step's log shows all.
+        One workflow command a line, of which GitHub shows ten of each kind a step beside the code, and all in the step's log;
+        then plain lines for the log that sum it up.
     """
-    return "".join(_command(finding, results) + "\n" for finding in results.findings)
+    commands = [_command(finding, results) for finding in results.findings]
+    # A line that began with two colons would be a command.
+    return "".join(f"{line}\n" for line in (*commands, *(f"propcheck: {' '.join(fact.split())}" for fact in results.facts)))
 
 
 def _command(finding: Finding, results: Results) -> str:

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from propcheck.records import Run, SiteRecord
     from propcheck.report.drawing import Undrawn
 
-QUANTITIES = ("sum_rms", "update_rms", "update_ratio", "grad_stream_norm", "param_grad_norm")
+QUANTITIES = ("stream_rms", "update_rms", "update_ratio", "grad_stream_norm", "param_grad_norm")
 
 # Title and axis of each; another column is called by its name.
 _WORDS = {
+    "stream_rms": ("RMS of the stream before each residual addition", "stream RMS"),
     "sum_rms": ("RMS of the sum after each residual addition", "sum RMS"),
     "update_rms": ("RMS of each update", "update RMS"),
     "update_ratio": ("Size of each update beside the stream", "update RMS / stream RMS"),
@@ -86,7 +87,7 @@ def write_overlays(runs: Sequence[tuple[str, Run]], directory: Path, quantities:
     runs
         Label and run; several seeds are drawn as their median, with their range as a band.
     directory
-        Where the files go, ``sum_rms.png`` and so on, each under a temporary name first; made if need be. Same runs, same
+        Where the files go, ``stream_rms.png`` and so on, each under a temporary name first; made if need be. Same runs, same
         bytes.
     quantities
         Columns of ``sublayers.parquet`` that hold numbers.
@@ -124,7 +125,7 @@ def write_sweep_plot(cells: Sequence[tuple[Sequence[str], Run]], path: Path) -> 
     figure = new_figure(14, max(5.6, _legend_height(lines)))
     panels = [
         _panel(figure, place, lines, quantity, by_site=False)[1]
-        for place, quantity in ((121, "sum_rms"), (122, "grad_stream_norm"))
+        for place, quantity in ((121, "stream_rms"), (122, "grad_stream_norm"))
     ]
     figure.suptitle(_compared(lines), fontsize=11)
     _finish(figure, lines, panels, [])

@@ -99,7 +99,7 @@ def _axes(figure: Figure, run: Run, curve: depth.Profile, title: str, label: str
     axes.set_ylabel(label)
     axes.grid(visible=True, which="major", alpha=0.3)
     sites = [record.site for record in curve.sites] or [0]
-    axes.set_xlim(min(sites) - 1, max(sites) + 1)
+    axes.set_xlim(min(sites) - 0.5, max(sites) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, min_n_ticks=1))
     axes.set_xlabel(f"site ({count(len(curve.units), curve.noun)})" if curve.noun == "block" else "site")
     return axes

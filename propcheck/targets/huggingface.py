@@ -66,7 +66,7 @@ def huggingface_task(probe: Probe) -> Task:
         try:
             import transformers
         except ImportError as error:
-            raise PropcheckError(f"{path}: needs transformers; pip install 'propcheck[hf]'") from error
+            raise PropcheckError(f"{path}: needs transformers (extra hf): pip install 'transformers>=5'") from error
         del transformers
         data = _read(path)
         chosen = _choose(path, _config(path, data, probe.huggingface.overrides), data)

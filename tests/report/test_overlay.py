@@ -44,7 +44,7 @@ def legend(figure):
 
 def test_a_picture_is_written_for_each_quantity_and_nothing_else(tmp_path):
     paths = overlay.write_overlays([("pre", PRE), ("post", POST)], tmp_path / "new")
-    names = ["sum_rms.png", "update_rms.png", "update_ratio.png", "grad_stream_norm.png", "param_grad_norm.png"]
+    names = ["stream_rms.png", "update_rms.png", "update_ratio.png", "grad_stream_norm.png", "param_grad_norm.png"]
     assert paths == [tmp_path / "new" / name for name in names]
     assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
     assert all(imread(path).shape[:2] == (624, 1200) for path in paths)
