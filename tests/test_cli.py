@@ -489,3 +489,8 @@ def test_a_real_scan_from_the_command_line(tmp_path, monkeypatch, capsys):
     for row in rows:
         assert row["sum_norm"] == pytest.approx(row["sum_rms"] * 8, rel=1e-6)  # sqrt(width) = 8
     pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_a_check_of_the_gate_is_explained_like_a_rule(capsys):
+    assert run(["rules", "gate-gradient"]) == 0
+    assert capsys.readouterr().out.startswith("gate-gradient: The norm of a gradient differs")

@@ -312,10 +312,14 @@ def test_a_broken_baseline_is_one_line_before_the_scan(kind, made, gate, scanner
 
 
 def test_what_is_broken_is_made_again(made, gate):
-    for kind in ("empty", "cut short", "foreign", "older", "newer"):
+    for kind in ("empty", "cut short", "older", "newer"):
         BROKEN[kind][0](made)
         assert gate("--update-baseline")[0] == 0, kind
         assert gate()[0] == 0
+    BROKEN["foreign"][0](made)  # somebody's data is not written over
+    before = Path(BASELINE).read_bytes()
+    assert refused(gate("--update-baseline"), "a Parquet file that is no baseline; remove it")
+    assert Path(BASELINE).read_bytes() == before
 
 
 def test_an_older_schema_is_read_with_force(made, gate):
@@ -339,7 +343,7 @@ def test_update_writes_both_files_says_what_changed_and_passes(gate, scanner):
     scanner.change = louder
     status, out, _ = gate("--update-baseline")
     assert status == 0
-    assert "Beside the one before: 5 numbers outside the tolerances." in " ".join(out.split())
+    assert "Beside the one before 5 numbers outside the tolerances." in " ".join(out.split())
     assert Path(BASELINE).read_bytes() != first
     assert gate()[0] == 0
     scanner.change = lambda one: one
@@ -562,3 +566,16 @@ def test_the_interrupt_of_a_terminal_ends_the_process_with_130(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "")
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"slow.py", "started"}
+
+
+def test_a_run_is_not_written_over_the_directory_that_it_is_held_against(gate, scanner):
+    assert run(["scan", "tiny", "--no-plots", "-q"]) == 0
+    scanner.probe = None
+    before = Path("reports/tiny/run.json").read_bytes()
+    assert run(["gate", "tiny", "--baseline", "reports/tiny", "-q"]) == 2
+    assert scanner.probe is None  # before the scan
+    assert Path("reports/tiny/run.json").read_bytes() == before
+
+
+def test_the_summary_beside_the_baseline_is_a_slip_that_is_named(gate, made):
+    assert refused(gate("--baseline", "baselines/tiny.md"), "is the summary; name baselines/tiny.parquet beside it")

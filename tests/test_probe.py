@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from propcheck.errors import PropcheckError
-from propcheck.probe import Probe, config_hash, differences, load_probe, parse_size
+from propcheck.probe import Probe, config_hash, differences, differing, load_probe, parse_size
 from propcheck.sources import Override, bundled_probes
 
 
@@ -310,3 +310,11 @@ def test_another_source_drops_the_file_of_the_one_it_replaces(tmp_path):
     path.write_text('[inputs]\nsource = "tokens"\nfile = "ids.bin"\ndtype = "uint16"\ntokens = 9\n')
     inputs = load_probe(str(path), ["inputs.source=zipf"]).inputs
     assert (inputs.source, inputs.file, inputs.dtype, inputs.tokens) == ("zipf", None, None, 9)
+
+
+def test_of_two_kinds_of_target_only_what_both_have_is_said_to_differ():
+    tiny, code = (load_probe(one).model_dump(mode="json") for one in ("tiny", "my.py:build"))
+    assert {key.split(".")[0] for key, _, _ in differing(tiny, code)} <= {"precision", "inputs"}
+    other = load_probe("tiny", ["model.layers=3"]).model_dump(mode="json")
+    assert differing(other, tiny) == [("model.layers", 3, 64)]
+    assert differing(code, load_probe("my.py:other").model_dump(mode="json"))[0][0] == "python.target"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,17 @@ def test_other_ids_to_read_are_another_run_though_the_hash_leaves_out_where_they
             == 0
         )
     assert scanned == [2, 2]
+
+
+@pytest.mark.usefixtures("folder", "capsys")
+def test_code_beside_the_target_that_is_younger_than_a_run_has_it_scanned_again(scanned):
+    arguments = ["code.py:build", "--vary", "python.args.layers=2,4"]
+    assert sweep(*arguments) == sweep(*arguments) == 0
+    assert len(scanned) == 2
+    Path("beside.py").write_text("")  # the target may import it
+    os.utime("beside.py", (time.time() + 60,) * 2)
+    assert sweep(*arguments) == 0
+    assert len(scanned) == 4
 
 
 @pytest.mark.usefixtures("folder")

@@ -143,7 +143,7 @@ def test_a_change_fails_with_the_place_where_it_starts(tmp_path, writing):
     text = str(failed.value)
     assert ": not as its baseline was\n" in text
     assert "error gate-stream " in text
-    assert "The change starts at site 1" in " ".join(text.split())
+    assert "The change starts at blocks.1." in " ".join(text.split())
     assert "blocks.1" in text
     assert text.endswith("From a test, PROPCHECK_UPDATE_BASELINE=1 in the environment does what --update-baseline does.")
     assert_healthy(build, place, tolerance="300%", tokens=8)

@@ -189,7 +189,8 @@ class Deviations:
         if not self._by_chance:
             return [0.0] * len(seen)
         apart = [scatter(list(one.values()), list(two.values())) for one, two in seen]
-        together = [scatter_together(one, two) for one, two in seen]
+        # Runs that do not say what they drew are held against their scatter alone.
+        together = [scatter_together(one, two) if self._other_draws else None for one, two in seen]
         seeds = self._seeds[0]
         pool, pool_together = (pooled(one for one in some if one is not None) for some in (apart, together))
         found = []
@@ -314,19 +315,28 @@ def _losses(run: Run) -> list[float]:
 def _positions(run: Run) -> dict[str, int]:
     """Say of each parameter at which site of the forward pass it stands: before them all -1, behind them their number.
 
-    One that is in no branch stands where the parameters before it do, as a model defines them; the head, and whatever else
-    comes after the last branch, behind all sites.
+    One of a block that is in no branch stands at the end of its block. Outside of the blocks it stands where the parameters
+    before it do, as a model defines them; the head, and whatever else comes after the last branch, behind all sites.
     """
     places: dict[str, int] = {}
+    ends = {one.block: one.site for one in run.sites if one.block is not None}
     reached, behind = -1, max((one.site for one in run.sites), default=-1) + 1
+    outside: list[str] = []  # since the last parameter of a branch or block
     for one in run.parameters:
-        reached = max(reached, -1 if one.site is None else one.site)
-        places[one.name] = -1 if one.role == "embedding" else reached if one.site is None else one.site
-    for one in reversed(run.parameters):
-        if one.site is not None:
-            break
-        places[one.name] = -1 if one.role == "embedding" else behind
-    return places
+        if one.role == "embedding":
+            places[one.name] = -1
+        elif one.site is not None:
+            places[one.name] = one.site
+        elif one.block is not None:
+            places[one.name] = max((site for block, site in ends.items() if block <= one.block), default=-1)
+        else:
+            places[one.name] = reached
+            outside.append(one.name)
+            continue
+        reached = max(reached, places[one.name])
+        if one.role != "embedding":
+            outside.clear()
+    return {**places, **dict.fromkeys(outside, behind)}
 
 
 def _rms(parameter: ParameterRecord) -> float | None:

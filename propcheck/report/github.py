@@ -26,12 +26,10 @@ def to_github(results: Results) -> str:
     Returns
     -------
     str
-        One workflow command a line, of which GitHub shows ten of each kind a step beside the code, and all in the step's log;
-        then plain lines for the log that sum it up.
+        One workflow command a line; empty where nothing was found. Of each kind GitHub shows ten a step beside the code; the
+        step's log shows all.
     """
-    commands = [_command(finding, results) for finding in results.findings]
-    # A line that began with two colons would be a command.
-    return "".join(f"{line}\n" for line in (*commands, *(f"propcheck: {' '.join(fact.split())}" for fact in results.facts)))
+    return "".join(_command(finding, results) + "\n" for finding in results.findings)
 
 
 def _command(finding: Finding, results: Results) -> str:

@@ -74,7 +74,7 @@ def test_a_run_passes_beside_itself_at_a_tolerance_of_zero(seeds):
     run = scan(Model, tokens=32, seeds=seeds)
     found = gated(run, run, tolerance=0.0)
     assert (found.passed, found.findings, found.differences, found.start) == (True, (), (), None)
-    assert sum(found.record.compared.values()) == 3 * 5 + 21 + 1  # sites by quantities, parameters, the loss
+    assert sum(found.record.compared.values()) == 3 * 5 + 2 * 21 + 1  # sites by quantities, parameters by two, the loss
 
 
 class Renamed(nn.Module):

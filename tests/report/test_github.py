@@ -1,12 +1,10 @@
 """Annotations: one command a line, which the runner decodes to what was said."""
 
-import dataclasses
-
 import pytest
 from hostile import FINDINGS, HOSTILE, finding, results
 
 from propcheck.records import Place
-from propcheck.report import github
+from propcheck.report.github import to_github
 from propcheck.report.location import Location
 from propcheck.report.results import rule_check
 from propcheck.rules import find
@@ -14,11 +12,6 @@ from propcheck.rules import find
 # What the runner decodes (github.com/actions/runner, src/Runner.Common/ActionCommand.cs), "%25" last.
 DATA = (("%0D", "\r"), ("%0A", "\n"), ("%25", "%"))
 PROPERTY = (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%"))
-
-
-def to_github(found):
-    """Write the annotations, without the lines that sum them up in the log."""
-    return "".join(line for line in github.to_github(found).splitlines(keepends=True) if not line.startswith("propcheck: "))
 
 
 def decoded(text, table):
@@ -82,8 +75,3 @@ def test_without_a_file_there_is_none():
 
 def test_nothing_found_is_nothing_printed():
     assert to_github(results([])) == ""
-
-
-def test_the_log_has_the_sentences_that_sum_it_up_and_no_command_among_them():
-    hostile = dataclasses.replace(results([]), facts=("Gate passed.", "::error::no\n::warning::command"))
-    assert github.to_github(hostile) == "propcheck: Gate passed.\npropcheck: ::error::no ::warning::command\n"
