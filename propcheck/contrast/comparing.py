@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from propcheck import depth
 from propcheck.contrast.comparable import refusals, sites_alone
-from propcheck.contrast.deviations import BACKWARD, Deviations, first_change
+from propcheck.contrast.deviations import BACKWARD, Deviations
 from propcheck.contrast.findings import first_of, size_of, won_and_lost
 from propcheck.contrast.pairing import pair_sites
 from propcheck.contrast.parameters import pair_parameters
+from propcheck.contrast.places import first_change
 from propcheck.growth import gradient_growth, stream_growth
 from propcheck.probe import differing
 

@@ -7,7 +7,8 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from propcheck.contrast.deviations import BACKWARD, FORWARD, parameter_place, place_of
+from propcheck.contrast.deviations import BACKWARD, FORWARD
+from propcheck.contrast.places import parameter_place, place_of
 from propcheck.records import Finding, Place
 from propcheck.wording import count, number, percent, places
 
@@ -68,7 +69,7 @@ def nonfinite(found: Sequence[Difference]) -> list[Finding]:
     bad = [one for one in found if one.how == "nonfinite"]
     if not bad:
         return []
-    forward = [one for one in bad if one.quantity in (*FORWARD, "parameter_rms")]
+    forward = [one for one in bad if one.forward]
     # The first in the direction in which it travels.
     first = min(forward, key=lambda one: one.position) if forward else max(bad, key=lambda one: one.position)
     listed = [f"{name} at {count(amount, 'place')}" for name, amount in Counter(one.quantity for one in bad).items()]

@@ -13,9 +13,10 @@ from propcheck import depth
 from propcheck.beside import settings_note
 from propcheck.contrast import findings
 from propcheck.contrast.comparable import other_machine, sites_alone
-from propcheck.contrast.deviations import Deviations, first_change
+from propcheck.contrast.deviations import Deviations
 from propcheck.contrast.pairing import pair_sites
 from propcheck.contrast.parameters import pair_parameters
+from propcheck.contrast.places import first_change
 from propcheck.errors import PropcheckError
 from propcheck.probe import differing
 
