@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from propcheck.targets.target import Target, Task
 
 
+_WORTH_COLLECTING = 1 << 24  # elements
+
+
 def scan(
     probe: Probe,
     *,
@@ -137,7 +140,6 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
                     if progress is not None:
                         progress.update(phase, block, blocks, index + done)
 
-                gc.collect()  # the model before, of another seed or scan, lies in cycles, and the budget is for one
                 one = execute(
                     watched,
                     seed,
@@ -150,6 +152,9 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
                 rows += with_shadow(site_records(one.sites, seed, one.gradients), one.shadow)
                 norms += one.norms
                 passes.append(one)
+                # The model lies in cycles, and the budget of the next seed or scan is for one. Small ones are not worth the walk.
+                if sum(entry.numel for entry in one.entries) >= _WORTH_COLLECTING:
+                    gc.collect()
     finally:
         if progress is not None:
             progress.stop()

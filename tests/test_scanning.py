@@ -60,6 +60,7 @@ def test_the_model_of_a_seed_is_gone_before_the_next_is_built(monkeypatch):
         return execute(dataclasses.replace(task, build=build), *args, **options)
 
     monkeypatch.setattr("propcheck.scanning.execute", watched)
+    monkeypatch.setattr("propcheck.scanning._WORTH_COLLECTING", 1)
     for _ in range(2):
         scan(probe(scan={"seeds": (0, 1)}), target="p")
     assert alive == [[], [], [], []]

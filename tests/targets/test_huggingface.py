@@ -359,7 +359,7 @@ def test_without_transformers_the_extra_is_named(config, monkeypatch):
 
     name = config(LLAMA)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert message(name).endswith("config.json: needs transformers; pip install 'propcheck[hf]'")
+    assert message(name).endswith("config.json: needs transformers (extra hf): pip install 'transformers>=5'")
 
 
 def test_the_environment_and_the_log_level_are_left_as_they_were(config, monkeypatch):
