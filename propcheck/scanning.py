@@ -152,7 +152,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
                 rows += with_shadow(site_records(one.sites, seed, one.gradients), one.shadow)
                 norms += one.norms
                 passes.append(one)
-                # The model lies in cycles, and the budget of the next seed or scan is for one. Small ones are not worth the walk.
+                # It lies in cycles, and the budget of the next seed or scan is for one model. Small ones are not worth it.
                 if sum(entry.numel for entry in one.entries) >= _WORTH_COLLECTING:
                     gc.collect()
     finally:
