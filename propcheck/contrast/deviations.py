@@ -46,8 +46,9 @@ _LEFT_BY_ROUNDING = 0.1
 _VECTOR_IN_HALF = 1.5
 # The standard deviation of n draws is off by 1/sqrt(2n), and by up to twice that where the tails are heavy.
 _STANDARD_ERRORS = 5.0
-# Numbers of the same draws on the same machine are equal to the bit, with other threads to 3e-7 (docs/gate.md).
-_EQUAL = 1e-6
+# Numbers of the same draws on the same machine are equal to the bit, with other threads or vector units to 3e-7 (docs/gate.md);
+# in half precision another kind of processor moved them by 1e-3.
+_EQUAL, _EQUAL_IN_HALF = 1e-6, 5e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class Deviations:
         other, drawn = redrawn(parameters) if self._first_seed else (0, 0)
         self._other_draws = other > 0 or sites.relative or not shared
         self._redrawn = self._freedom == 0 and self._other_draws
+        self._equal = _EQUAL if _UNIT.get(run.precision) == _UNIT["fp32"] else _EQUAL_IN_HALF
         self._exact = not self._other_draws and self._first_seed and not other_machine(run, baseline)
         # Of the same draws nothing is left to chance. Whose parameters are not known may have other ones.
         self._by_chance = self._freedom > 0 and (self._other_draws or not drawn)
@@ -309,7 +311,7 @@ class Deviations:
             distance = abs(math.log(value / base))
             if not distance <= math.log(allowed):  # written so that a NaN would not pass
                 differs("changed", value / base)
-            if self._exact and distance > _EQUAL and quantity in (*FORWARD, "parameter_rms"):
+            if self._exact and distance > self._equal and quantity in (*FORWARD, "parameter_rms"):
                 self.moved.append((position, place))
 
 
