@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
+    from rich.console import Console
     from torch import nn
 
     from propcheck import records
@@ -99,17 +100,22 @@ class Run:
         return place
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         from propcheck.report.table import print_run
 
-        stream = io.StringIO()
-        print_run(self.record, Console(file=stream, width=80))
-        return stream.getvalue().rstrip("\n")
+        return printed(lambda console: print_run(self.record, console))
 
     def __repr__(self) -> str:
         model, findings = self.record.model, len(self.record.findings)
         return f"<propcheck.Run of {self.record.target}: {model.class_name}, {model.sites} sites, {findings} findings>"
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    """Return what a view shows on a console of 80 columns."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    show(Console(file=stream, width=80))
+    return stream.getvalue().rstrip("\n")
 
 
 def scan(

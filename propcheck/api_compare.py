@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from propcheck.api import Run, scan
+from propcheck.api import Run, printed, scan
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from rich.console import Console
+    from collections.abc import Mapping, Sequence
 
     from propcheck import records
     from propcheck.contrast import comparing, gating
@@ -58,7 +55,7 @@ class Gate:
     def __str__(self) -> str:
         from propcheck.report.gating import print_gate
 
-        return _printed(lambda console: print_gate(self.record, console))
+        return printed(lambda console: print_gate(self.record, console))
 
     def __repr__(self) -> str:
         return f"<propcheck.Gate of {self.record.run.target}: {'passed' if self.passed else 'failed'}>"
@@ -90,7 +87,7 @@ class Comparison:
     def __str__(self) -> str:
         from propcheck.report.comparison import print_comparison
 
-        return _printed(lambda console: print_comparison(self.record, console))
+        return printed(lambda console: print_comparison(self.record, console))
 
     def __repr__(self) -> str:
         return f"<propcheck.Comparison of {', '.join(run.target for run in self.record.runs)}>"
@@ -182,11 +179,3 @@ def _tolerances(run: records.Run, given: Tolerance | None) -> Any:
         return read_tolerances(run.settings.get("gate", {}))
     parts = [f"{key}={value}" for key, value in given.items()] if isinstance(given, typing.Mapping) else [str(given)]
     return read_tolerances(run.settings.get("gate", {}), parts, "tolerance")
-
-
-def _printed(show: Callable[[Console], None]) -> str:
-    from rich.console import Console
-
-    stream = io.StringIO()
-    show(Console(file=stream, width=80))
-    return stream.getvalue().rstrip("\n")
