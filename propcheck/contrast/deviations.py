@@ -132,7 +132,7 @@ class Deviations:
         self._equal = _EQUAL if _UNIT.get(run.precision) == _UNIT["fp32"] else _EQUAL_IN_HALF
         self._exact = not self._other_draws and self._first_seed and not other_machine(run, baseline)
         # Of the same draws nothing is left to chance. Whose parameters are not known may have other ones.
-        self._by_chance = self._freedom > 0 and (self._other_draws or not drawn)
+        self._left_to_chance = self._freedom > 0 and (self._other_draws or not drawn)
         if shared and baseline.seeds != run.seeds:
             self.notes.append(f"Compared by the seeds that both have: {', '.join(map(str, shared))}.")
         values = [_by_site(one, quantities, seeds) for one, seeds in zip((baseline, run), self._counted, strict=True)]
@@ -194,7 +194,7 @@ class Deviations:
         By the scatter of either side, and by that of their ratio, which is smaller where they share inputs and most weights,
         but known from half as many values: the smaller of the two.
         """
-        if not self._by_chance:
+        if not self._left_to_chance:
             return [0.0] * len(seen)
         apart = [scatter(list(one.values()), list(two.values())) for one, two in seen]
         # Runs that do not say what they drew are held against their scatter alone.
@@ -226,7 +226,7 @@ class Deviations:
                 continue
             spreads = [one.grad_spread for one in (base, other) if one.grad_spread is not None]
             # A parameter's norm is that of the first seed, its spread that of all.
-            by_chance = chance(max((*spreads, pool)), self._freedom, (1, 1)) if self._by_chance else 0.0
+            by_chance = chance(max((*spreads, pool)), self._freedom, (1, 1)) if self._left_to_chance else 0.0
             floor = self.tolerances.floor
             if len(base.shape) < 2:
                 floor = max(floor, _LEFT_BY_ROUNDING * unit * whole.get(base.site, outside))
@@ -249,17 +249,16 @@ class Deviations:
     def _loss(self) -> None:
         if sites_alone(self.baseline, self.run):
             return
-        base, value = (_losses(side) for side in (self.baseline, self.run))
-        if not (base or value):
-            return
-        if self._other_draws and all(map(math.isfinite, (*base, *value))) and not self._has_a_size((*base, *value)):
-            self.notes.append("The loss is no cross-entropy: of other draws it may be anything, and is not compared.")
-            return
         by_seed = [
             {seed: loss for seed, loss in zip(side.seeds, _losses(side), strict=False) if seed in counted}
             for side, counted in zip((self.baseline, self.run), self._counted, strict=True)
         ]
         base, value = (list(one.values()) for one in by_seed)
+        if not (base or value):
+            return
+        if self._other_draws and all(map(math.isfinite, (*base, *value))) and not self._has_a_size((*base, *value)):
+            self.notes.append("The loss is no cross-entropy: of other draws it may be anything, and is not compared.")
+            return
         allowed = self._allowed("loss", (), *self._chances([by_seed]))
         self._compare("loss", Place(), self._end, base, value, allowed=allowed)
 

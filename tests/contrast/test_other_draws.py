@@ -91,6 +91,17 @@ def test_the_seeds_that_both_have_are_compared():
     assert all(change.allowed[1] < 1.06 for change in contrast.changes)
 
 
+def test_a_mean_loss_is_of_no_seed_that_both_have():
+    """Runs from before each seed's loss was kept have the mean alone, which zip would hand to the first seed."""
+
+    def run(seeds):
+        rows = [row for seed in seeds for row in additive(2, seed=seed)]
+        return run_of(rows, [parameter("x.weight", site=0, block=0)], seeds=seeds)
+
+    (contrast,) = compare([run((0, 1)), run((2, 1))], Tolerances()).contrasts
+    assert "loss" not in [change.quantity for change in contrast.changes]
+
+
 def test_a_nan_in_both_is_no_difference_to_a_comparison_and_a_failure_to_a_gate():
     rows = [site(0, 0, "attention"), site(1, 0, "mlp", update=float("nan"), total=float("nan"))]
     broken = run_of(rows, [parameter("x.weight")])
