@@ -20,8 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import propcheck
-from propcheck.decoder.config import DecoderConfig
-from propcheck.decoder.model import Decoder
+from propcheck.config.decoder import DecoderConfig
+from propcheck.targets.decoder.model import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

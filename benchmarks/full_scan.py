@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from propcheck.build.random import Workers, fill_in_chunks
-from propcheck.probe import load_probe
-from propcheck.scanning import scan
+from propcheck.api.scanning import scan
+from propcheck.config.probe import load_probe
+from propcheck.deferred_init.keyed_rng import Workers, fill_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from propcheck import columns, rules
+from propcheck import rules
+from propcheck.records import columns
 
 here = Path(__file__).parent
 (here / "columns.md").write_text(columns.markdown())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer.main
 
-from propcheck.cli import app, run
+from propcheck.cli.app import app, run
 
 HERE = Path(__file__).parent
 

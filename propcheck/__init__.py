@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.api import Run, scan
-    from propcheck.api_compare import Comparison, Gate, compare, gate
+    from propcheck.api.compare import Comparison, Gate, compare, gate
+    from propcheck.api.scan import Run, scan
     from propcheck.targets.target import Target
 
 __version__ = "0.1.0"
@@ -18,13 +18,13 @@ __all__ = ["Comparison", "Gate", "PropcheckError", "Run", "Target", "__version__
 
 # Imported when they are first asked for: they need torch, and the command line's help must not wait for that.
 _LATER = {
-    "Comparison": "propcheck.api_compare",
-    "Gate": "propcheck.api_compare",
-    "Run": "propcheck.api",
+    "Comparison": "propcheck.api.compare",
+    "Gate": "propcheck.api.compare",
+    "Run": "propcheck.api.scan",
     "Target": "propcheck.targets.target",
-    "compare": "propcheck.api_compare",
-    "gate": "propcheck.api_compare",
-    "scan": "propcheck.api",
+    "compare": "propcheck.api.compare",
+    "gate": "propcheck.api.compare",
+    "scan": "propcheck.api.scan",
 }
 
 

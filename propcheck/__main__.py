@@ -1,5 +1,5 @@
 """``python -m propcheck`` is the same as ``propcheck``."""
 
-from propcheck.cli import main
+from propcheck.cli.app import main
 
 main()

@@ -7,14 +7,14 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from propcheck.api import Run, scan
-from propcheck.api_compare import gate
+from propcheck.api.compare import gate
+from propcheck.api.scan import Run, scan
 from propcheck.errors import PropcheckError
+from propcheck.formatting import count
 from propcheck.records import FailLevel, failing
-from propcheck.wording import count
 
 if TYPE_CHECKING:
-    from propcheck.api_compare import Tolerance
+    from propcheck.api.compare import Tolerance
 
 # Set to 1, it writes the baselines instead of judging by them, as `propcheck gate --update-baseline` does.
 UPDATE = "PROPCHECK_UPDATE_BASELINE"

@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 import propcheck
-from propcheck.baseline import read_baseline, summarised
-from propcheck.contrast import gating
-from propcheck.contrast.tolerance import Tolerances
-from propcheck.probe import load_probe
+from propcheck.comparison import gate as gating
+from propcheck.config.probe import load_probe
+from propcheck.config.tolerances import Tolerances
+from propcheck.records.baseline import read_baseline, summarised
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / "examples" / "ci"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from propcheck.cli import app
-from propcheck.contrast.findings import CHECKS
-from propcheck.contrast.tolerance import Gated
-from propcheck.keys import tables
-from propcheck.probe import Probe
-from propcheck.settings import ToolSettings
+from propcheck.cli.app import app
+from propcheck.comparison.gate_findings import CHECKS
+from propcheck.config.probe import Probe
+from propcheck.config.pyproject import ToolSettings
+from propcheck.config.schema_docs import tables
+from propcheck.config.tolerances import Gated
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from propcheck import cli
-from propcheck.contrast.comparing import compare
-from propcheck.contrast.tolerance import Tolerances
-from propcheck.depth import profile
-from propcheck.growth import stream_growth
-from propcheck.report.comparison import print_comparison
-from propcheck.report.table import print_run
-from propcheck.store import read_run
+from propcheck.analysis.growth import stream_growth
+from propcheck.analysis.profile import profile
+from propcheck.cli import app as cli
+from propcheck.comparison.compare import compare
+from propcheck.config.tolerances import Tolerances
+from propcheck.records.store import read_run
+from propcheck.render.terminal.comparison_table import print_comparison
+from propcheck.render.terminal.run_table import print_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,7 +79,7 @@ def test_the_example_run_has_the_numbers_of_an_independent_measurement():
 
 def test_the_post_norm_twin_follows_the_backward_law():
     # A norm after each addition: g_k^2 = g_{k+1}^2 (1 + b) / (1 + f), with f = update_ratio^2 and b / f = 2.07 for SwiGLU
-    # (computed for pre-activations of std 0.2 to 2); see propcheck.theory. The mixers' share is small.
+    # (computed for pre-activations of std 0.2 to 2); see propcheck.analysis.theory. The mixers' share is small.
     sites = read_run(ROOT / "reports" / "qwen3.8-27b-postnorm").sites
     ffn = [s for s in sites if s.sublayer == "mlp" and s.block is not None and s.block > 0]
     law = [((1 + 2.07 * s.update_ratio**2) / (1 + s.update_ratio**2)) ** 0.5 for s in ffn]

@@ -36,9 +36,9 @@ from torch import nn
 
 import propcheck
 from propcheck import rules
-from propcheck.build.random import Workers
-from propcheck.engine.execute import execute
-from propcheck.observe.rows import site_records
+from propcheck.deferred_init.keyed_rng import Workers
+from propcheck.execution.passes import execute
+from propcheck.measure.site_rows import site_records
 from propcheck.targets.target import Target, Task
 
 WIDTH, VOCABULARY, DEPTH = 16, 23, 3

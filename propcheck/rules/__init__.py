@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from propcheck import depth
+from propcheck.analysis import profile as depth
 from propcheck.errors import PropcheckError
 from propcheck.rules import (
     backward,
@@ -30,7 +30,7 @@ from propcheck.rules import (
     unused,
     values,
 )
-from propcheck.rules.folding import Found, fold
+from propcheck.rules.causes import Found, fold
 from propcheck.rules.rule import Hit, Rule
 
 if TYPE_CHECKING:

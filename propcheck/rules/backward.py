@@ -6,15 +6,15 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from propcheck.depth import NORM_ON_STREAM, Profile, compounding, gradient_steps, safe_exp
-from propcheck.growth import gradient_growth
+from propcheck.analysis.growth import gradient_growth
+from propcheck.analysis.name_patterns import subject, verb
+from propcheck.analysis.profile import NORM_ON_STREAM, Profile, compounding, gradient_steps, safe_exp
+from propcheck.analysis.theory import expected_gradient_step
+from propcheck.formatting import count, number
 from propcheck.records import Place, Run, SiteRecord
-from propcheck.rules.family import subject, verb
 from propcheck.rules.forward import kept_blocks, law
 from propcheck.rules.held import holds, multiplies
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.theory import expected_gradient_step
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

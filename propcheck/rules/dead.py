@@ -7,17 +7,17 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from propcheck.analysis.idle_experts import idle_parameters
+from propcheck.analysis.name_patterns import path, pattern, subject, verb
+from propcheck.formatting import count, number, places
 from propcheck.records import Place
-from propcheck.rules.experts import idle_parameters
-from propcheck.rules.family import path, pattern, subject, verb
 from propcheck.rules.held import holding, is_zero
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
-from propcheck.wording import count, number, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import ParameterRecord, Run, SiteRecord
 
 # How a branch is dead: no path from the loss, zeros that keep each other zero, or exactly zero for some other reason; or how a

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propcheck.depth import Compounding, Profile, compounding, log_ratio, median, stream_steps
-from propcheck.growth import stream_growth
+from propcheck.analysis.growth import stream_growth
+from propcheck.analysis.profile import Compounding, Profile, compounding, log_ratio, median, stream_steps
+from propcheck.formatting import count, number, places
 from propcheck.rules.held import holding
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
-from propcheck.wording import count, number, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.growth import Growth
+    from propcheck.analysis.growth import Growth
     from propcheck.records import Run
 
 # Square-root growth over the judged three quarters, as a factor over the whole depth: 4^(2/3).

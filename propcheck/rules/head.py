@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.name_patterns import place
+from propcheck.formatting import count, number
 from propcheck.records import Place
-from propcheck.rules.family import place
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import LossInfo, ParameterRecord, Run, Severity, SiteRecord
 
 # Attention logits of this size precede loss spikes; runs whose logits passed ten times that diverged.

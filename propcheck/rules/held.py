@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propcheck.rules.family import path
+from propcheck.analysis.name_patterns import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,16 +7,16 @@ import re
 import statistics
 from typing import TYPE_CHECKING
 
-from propcheck.rules.family import families, folded, path, place, subject, verb
+from propcheck.analysis.name_patterns import families, folded, path, place, subject, verb
+from propcheck.formatting import count, number
 from propcheck.rules.rule import Hit, Rule
 from propcheck.rules.scheme import SIGMAS, off_by_more, off_scheme
 from propcheck.rules.step_bias import HIGH, LOW, off_range
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import ParameterRecord, Run
 
 _WEIGHTS = frozenset({"linear", "convolution", "embedding"})

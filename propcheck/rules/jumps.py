@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from propcheck.depth import NORM_ON_STREAM, Profile, log_ratio, median, safe_exp
+from propcheck.analysis.profile import NORM_ON_STREAM, Profile, log_ratio, median, safe_exp
+from propcheck.formatting import count, number
 from propcheck.rules.neighbours import link, sides, stands_out
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from propcheck.depth import log_ratio, median
+from propcheck.analysis.profile import log_ratio, median
 from propcheck.rules.rule import siblings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import SiteRecord
 
 # How many siblings on each side a site is compared with: the median of three stands one bad neighbour.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from propcheck.formatting import count, number
 from propcheck.records import Place, Run, SiteRecord
 from propcheck.rules.origins import first_origin, made_by, made_in
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
 
 # In the order in which the backward pass makes them.
 _BACKWARD = ("grad_sum_norm", "grad_update_norm", "param_grad_norm", "grad_stream_norm")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.name_patterns import pattern
+from propcheck.formatting import count
 from propcheck.records import Place
-from propcheck.rules.family import pattern
 from propcheck.rules.rule import Hit, Rule
-from propcheck.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import Run
 
 # Sentences that a message holds; all of them are in run.json.

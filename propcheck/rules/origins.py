@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from propcheck.formatting import count
 from propcheck.records import Place
 from propcheck.rules.rule import place_of
-from propcheck.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.formatting import count, number, percent, places
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import count, number, percent, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import Run, SiteRecord
 
 # Above this fraction more of the update is thrown away than kept, which needs no further evidence to be called waste.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.name_patterns import folded, place, subject, verb
+from propcheck.formatting import count, number, percent
 from propcheck.records import Place
-from propcheck.rules.family import folded, place, subject, verb
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import NormRecord, Run, SiteRecord
 
 # Largest finite number and smallest normal one, as torch.finfo gives them.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from propcheck.rules.norms import kinds, norms_of, place, site_of, sites, subject
+from propcheck.formatting import count, number, percent
+from propcheck.rules.norm_groups import kinds, norms_of, place, site_of, sites, subject
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import NormRecord, ParameterRecord, Run, SiteRecord
 
 # Below this share of what a norm would give without eps, eps is more than the statistic: sqrt(s / (s + eps)) at s = eps.

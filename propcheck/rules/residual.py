@@ -6,16 +6,16 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from propcheck.depth import NORM_ON_STREAM, additions, log_ratio, median, safe_exp, streams
+from propcheck.analysis.name_patterns import path, pattern
+from propcheck.analysis.profile import NORM_ON_STREAM, additions, log_ratio, median, safe_exp, streams
+from propcheck.formatting import count, number, percent, places
 from propcheck.records import Place
-from propcheck.rules.family import path, pattern
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
-from propcheck.wording import count, number, percent, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import Doubling, ParameterRecord, Run, SiteRecord
 
 # Blocks on each side that a block is compared with.

@@ -10,7 +10,7 @@ from propcheck.records import Place, Run, Severity, SiteRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
 
 Relation = Literal["any", "same", "touching", "after", "before"]
 

@@ -7,17 +7,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck.decoder.schemes import WITHOUT_FANS, scheme_std
-from propcheck.rules.family import folded, path, pattern, place, subject, verb
+from propcheck.analysis.name_patterns import folded, path, pattern, place, subject, verb
+from propcheck.formatting import count, number
 from propcheck.rules.rule import Hit
-from propcheck.wording import count, number
+from propcheck.targets.decoder.init_schemes import WITHOUT_FANS, scheme_std
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.decoder.config import InitScheme
-    from propcheck.decoder.schemes import WeightKind
+    from propcheck.config.decoder import InitScheme
     from propcheck.records import ParameterRecord, Run
+    from propcheck.targets.decoder.init_schemes import WeightKind
 
 # A standard deviation measured on n normal numbers is off by 1 / sqrt(2 n) of itself; this many times that is chance.
 SIGMAS = 6.0

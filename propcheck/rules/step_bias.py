@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from propcheck.rules.family import folded, place, subject, verb
+from propcheck.analysis.name_patterns import folded, place, subject, verb
+from propcheck.formatting import number, percent
 from propcheck.rules.rule import Hit
-from propcheck.wording import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

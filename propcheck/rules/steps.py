@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck.depth import log_ratio, safe_exp
+from propcheck.analysis.profile import log_ratio, safe_exp
+from propcheck.analysis.theory import expected_gradient_step
+from propcheck.formatting import count, number
 from propcheck.rules.neighbours import link, sides, stands_out
 from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
-from propcheck.theory import expected_gradient_step
-from propcheck.wording import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import Run, SiteRecord
 
 # Said where the gradient grows and no branch is known to make it. The gradient of a stream is the sum over all that read it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from propcheck.depth import Profile, median
+from propcheck.analysis.profile import Profile, median
+from propcheck.formatting import number, percent
 from propcheck.rules.rule import Hit, Rule, in_words, place_of
-from propcheck.wording import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

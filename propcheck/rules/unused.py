@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.idle_experts import idle_parameters
+from propcheck.analysis.name_patterns import path, pattern, subject
+from propcheck.formatting import count, places
 from propcheck.records import Place
 from propcheck.rules.dead import untrained
-from propcheck.rules.experts import idle_parameters
-from propcheck.rules.family import path, pattern, subject
 from propcheck.rules.rule import Hit, Rule
-from propcheck.wording import count, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import ParameterRecord, Run
 
 

@@ -6,14 +6,14 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from propcheck.rules.family import folded, place, subject, verb
+from propcheck.analysis.name_patterns import folded, place, subject, verb
+from propcheck.formatting import count
 from propcheck.rules.rule import Hit, Rule
-from propcheck.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.depth import Profile
+    from propcheck.analysis.profile import Profile
     from propcheck.records import ParameterRecord, Run
 
 

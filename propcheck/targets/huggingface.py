@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from propcheck.errors import PropcheckError
-from propcheck.targets.batches import draw_batch, head_of, source_of, within_positions
+from propcheck.targets.hf_inputs import draw_batch, head_of, source_of, within_positions
 from propcheck.targets.losses import random_direction
 from propcheck.targets.precision import PRESETS, preset_of
 from propcheck.targets.target import Target, Task
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from propcheck.probe import Probe
+    from propcheck.config.probe import Probe
 
 # Where no architecture is named: the first kind of model that the type has.
 _KINDS = (

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from propcheck.errors import PropcheckError
-from propcheck.inputs import token_ids
-from propcheck.targets.blame import shown
+from propcheck.targets.inputs import token_ids
 from propcheck.targets.precision import PRESETS
 from propcheck.targets.target import Target, Task, names_of
+from propcheck.targets.user_errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from propcheck.probe import InputsConfig, Probe
+    from propcheck.config.probe import InputsConfig, Probe
     from propcheck.targets.target import Batch
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from propcheck.errors import PropcheckError
-from propcheck.wording import count
+from propcheck.formatting import count
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from propcheck import rules, scanning
-from propcheck.probe import Probe, load_probe
+from propcheck import rules
+from propcheck.api import scanning
+from propcheck.config.probe import Probe, load_probe
+from propcheck.config.resolve import Override
 from propcheck.records import Run
-from propcheck.sources import Override
 from propcheck.targets.huggingface import huggingface_task
 from propcheck.targets.target import Target, Task
 

@@ -12,11 +12,11 @@ import torch
 from others import OTHERS
 from small import small_config, whole_config
 
-from propcheck.build.random import Workers
-from propcheck.engine import execute as engine
-from propcheck.engine import once
-from propcheck.observe.rows import site_records
-from propcheck.probe import Probe
+from propcheck.config.probe import Probe
+from propcheck.deferred_init.keyed_rng import Workers
+from propcheck.execution import passes as engine
+from propcheck.execution import single_pass as once
+from propcheck.measure.site_rows import site_records
 from propcheck.targets.huggingface import huggingface_task
 
 RESIDENT, STREAMED = 1 << 40, 0

@@ -11,12 +11,12 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import propcheck
-from propcheck.build.record import record
-from propcheck.cli import run
+from propcheck.api.scanning import scan
+from propcheck.cli.app import run
+from propcheck.config.probe import load_probe
+from propcheck.deferred_init.record import record
 from propcheck.errors import PropcheckError
-from propcheck.probe import load_probe
-from propcheck.scanning import scan
-from propcheck.targets.choose import task_of
+from propcheck.targets.from_probe import task_of
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": 300, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

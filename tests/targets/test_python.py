@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from propcheck.cli import run
-from propcheck.probe import load_probe
-from propcheck.scanning import scan
-from propcheck.targets.blame import target_error
+from propcheck.api.scanning import scan
+from propcheck.cli.app import run
+from propcheck.config.probe import load_probe
+from propcheck.targets.user_errors import target_error
 
 MODEL = """\
 import torch
@@ -354,8 +354,8 @@ def test_debug_shows_the_frames_of_the_code(write, capsys):
 
 
 def test_a_fault_of_our_own_is_not_blamed_on_the_code():
-    import propcheck.wording
+    import propcheck.formatting
 
     with pytest.raises(TypeError) as caught:
-        propcheck.wording.number("no number")
+        propcheck.formatting.number("no number")
     assert target_error(caught.value, "mine.py:build") is None

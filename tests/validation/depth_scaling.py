@@ -8,8 +8,8 @@ from functools import cache
 from published import Row
 
 import propcheck
-from propcheck.decoder.config import DecoderConfig
-from propcheck.decoder.model import Decoder
+from propcheck.config.decoder import DecoderConfig
+from propcheck.targets.decoder.model import Decoder
 
 BLOCKS, SEEDS = 64, (0, 1)
 SETTING = f"reference decoder, {BLOCKS} blocks of width 128, xavier, embedding normed, {len(SEEDS)} seeds"

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from published import Row
 
-from propcheck.observe.statistics import addition_statistics
+from propcheck.measure.statistics import addition_statistics
 
 # update / stream -> (swallowed, add_error); measured once with torch 2.13 on a CPU, by plain arithmetic on the tensors.
 TABLE = {

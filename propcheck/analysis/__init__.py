@@ -1,0 +1,1 @@
+"""Derive curves, growth laws and predictions from a run's records."""

@@ -1,1 +1,0 @@
-"""Build a model without its memory: record the constructor, replay any one parameter."""

@@ -1,0 +1,1 @@
+"""One file per command: parse the options, call the API, render the result."""

@@ -1,1 +1,0 @@
-"""One file a command: each reads its options, calls functions that can be imported, and prints what they return."""

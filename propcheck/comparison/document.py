@@ -1,0 +1,111 @@
+"""The JSON forms of a comparison and of a gate: strict JSON, as a scan's is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from propcheck.records import SCHEMA_VERSION
+from propcheck.records.document import run_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from propcheck.comparison.compare import Comparison, Contrast
+    from propcheck.comparison.differences import Difference
+    from propcheck.comparison.gate import Gate
+    from propcheck.records import Finding, Run
+
+_ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Give a comparison: ``runs``, ``contrasts`` (each run beside the first) and ``rows`` (the runs along the depth)."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tolerance": comparison.tolerance,
+        "runs": [_run(run, label) for label, run in zip(comparison.labels, comparison.runs, strict=True)],
+        "contrasts": [_contrast(one) for one in comparison.contrasts],
+        "rows": [
+            {
+                comparison.noun: row.label,
+                "relative_depth": row.at,
+                "sites": {
+                    label: [
+                        {name: getattr(site, name) for name in ("site", "block", "sublayer", "module", *_ALONG)}
+                        for site in sites
+                    ]
+                    for label, sites in zip(comparison.labels, row.sites, strict=True)
+                },
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def gate_document(gate: Gate) -> dict[str, Any]:
+    """Give a gate: whether it ``passed``, where the change starts, its findings, and every number outside its tolerance."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "passed": gate.passed,
+        "start": None if gate.start is None else dataclasses.asdict(gate.start),
+        "run": _run(gate.run),
+        "baseline": _run(gate.baseline),
+        "tolerance": gate.tolerance,
+        "written": gate.written,
+        "compared": dict(gate.compared),
+        "allowed": {name: _range(allowed) for name, allowed in gate.allowed.items()},
+        "findings": [dataclasses.asdict(finding) for finding in gate.findings],
+        "differences": [_difference(one) for one in gate.differences],
+        "versions": list(gate.versions),
+        "notes": list(gate.notes),
+    }
+
+
+def _run(run: Run, label: str | None = None) -> dict[str, Any]:
+    document = run_document(run)
+    del document["schema_version"]
+    return {**({} if label is None else {"label": label}), **document.pop("run"), **document}
+
+
+def _contrast(contrast: Contrast) -> dict[str, Any]:
+    shared = contrast.parameters
+    return {
+        "run": contrast.label,
+        "relative_depth": contrast.relative,
+        "start": None if contrast.start is None else dataclasses.asdict(contrast.start),
+        "settings": [{"key": key, "first": there, "here": here} for key, there, here in contrast.settings],
+        "changes": [
+            {
+                "quantity": one.quantity,
+                "compared": one.compared,
+                "differing": one.differing,
+                "allowed": _range(one.allowed),
+                "first": None if one.first is None else _difference(one.first),
+                "most": None if one.most is None else _difference(one.most),
+            }
+            for one in contrast.changes
+        ],
+        "parameters": {
+            "both": len(shared.pairs) + len(shared.regrouped),
+            "missing": [one.name for one in shared.missing],
+            "new": [one.name for one in shared.new],
+        },
+        "findings": {"won": _listed(contrast.won), "lost": _listed(contrast.lost)},
+        "notes": list(contrast.notes),
+    }
+
+
+def _range(allowed: tuple[float, float]) -> dict[str, float]:
+    return {"least": allowed[0], "most": allowed[1]}
+
+
+def _listed(findings: Sequence[Finding] | None) -> list[dict[str, Any]] | None:
+    return None if findings is None else [dataclasses.asdict(one) for one in findings]
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    place = dataclasses.asdict(one.place)
+    return {"quantity": one.quantity, "how": one.how, **place, **{
+        name: getattr(one, name) for name in ("baseline", "value", "ratio", "tolerance")
+    }}  # fmt: skip

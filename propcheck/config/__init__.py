@@ -1,0 +1,1 @@
+"""Probe files, their schema, and the options that override them."""

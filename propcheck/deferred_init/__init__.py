@@ -1,0 +1,1 @@
+"""Build a model without allocating it: record its constructor, then replay any one parameter."""

@@ -1,0 +1,1 @@
+"""Render a run, a comparison or a gate from its records."""

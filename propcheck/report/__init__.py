@@ -1,1 +1,0 @@
-"""Views of a run: table, plots and machine-readable formats. They compute nothing that rules judge."""

@@ -1,0 +1,1 @@
+"""Follow tensors through a forward pass and find the residual additions."""
