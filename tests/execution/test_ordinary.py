@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from plain import IDS, RESIDENT, STREAMED, WIDTH, Block, Model, cross_entropy, scan
-from test_uncut import SharedDict
 from torch import nn
 from torch.nn.utils import parametrizations
+from uncuttable import SharedDict
 
 from propcheck.deferred_init.keyed_rng import generator_for
 from propcheck.errors import PropcheckError
