@@ -23,7 +23,8 @@ from propcheck.analysis.fan import fans
 from propcheck.analysis.idle_experts import idle_experts
 from propcheck.analysis.name_patterns import pattern
 from propcheck.analysis.theory import predict
-from propcheck.config.probe import TOKEN_SOURCES, config_hash
+from propcheck.config.fingerprint import config_hash
+from propcheck.config.probe import TOKEN_SOURCES
 from propcheck.deferred_init.keyed_rng import Workers
 from propcheck.errors import PropcheckError
 from propcheck.execution.memory import free_memory, peak_rss_bytes

@@ -160,7 +160,7 @@ def test_rules_are_selected_and_ignored():
     ("target", "options", "said"),
     [
         ("tin", {}, "tin: no such file or bundled probe"),
-        ("tiny", {"args": {"a": 1}}, "args['a']: arguments are for package.module:callable"),
+        ("tiny", {"args": {"a": 1}}, "args['a']: arguments apply to package.module:callable"),
         ("tiny", {"set": {"model.layer": 1}}, "set['model.layer']: unknown key model.layer"),
         ("tiny", {"precision": "bf17"}, 'precision: precision.preset = "bf17" must be one of'),
         ("tiny", {"tokens": 1}, "tokens: inputs.tokens = 1 must be an integer >= 2"),
