@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from propcheck.deferred_init.keyed_rng import generator_for
 from propcheck.errors import PropcheckError
+from propcheck.seeding import generator_for
 from propcheck.targets.inputs import token_ids
 
 if TYPE_CHECKING:
