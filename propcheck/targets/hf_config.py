@@ -102,8 +102,8 @@ def _overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], config_cl
         if isinstance(value, dict) and sub_config is not None:
             current = current or {}
             model_type = current.get("model_type") or value.get("model_type") or getattr(sub_config, "model_type", None)
-            is_known = model_type in CONFIG_MAPPING.keys()  # noqa: SIM118 - not a dict: it imports
-            sub_class = CONFIG_MAPPING[model_type] if is_known else sub_config
+            is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+            sub_class = CONFIG_MAPPING[str(model_type)] if is_known else sub_config
             merged[canonical] = _overridden(current, value, sub_class, f"{section}.{key}")
             continue
         for alias in [alias for alias, name in aliases.items() if name == canonical]:

@@ -94,7 +94,7 @@ def _select(path: Path, section: HuggingFaceConfig) -> tuple[Selection, tuple[st
 def _build_model(path: Path, selection: Selection, dtype: torch.dtype) -> PreTrainedModel:
     model_class = selection.model_class
     try:
-        model = model_class._from_config(copy.deepcopy(selection.config), dtype=dtype)  # noqa: SLF001
+        model: PreTrainedModel = model_class._from_config(copy.deepcopy(selection.config), dtype=dtype)  # noqa: SLF001
     except (ValueError, KeyError, TypeError, IndexError, AssertionError, ZeroDivisionError) as error:
         # Dimensions that do not fit each other raise these; a constructor that cannot be recorded raises another error.
         text = " ".join(f"{type(error).__name__}: {error}".split())

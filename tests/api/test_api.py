@@ -171,8 +171,8 @@ def test_rules_are_selected_and_ignored():
             {"args": {"layer": 1}},
             "Model takes (layers=2, width=16, std=1.0): got an unexpected keyword argument 'layer'",
         ),
-        (3, {}, "must be a callable that returns the model; it is of type int"),
-        (lambda: 3, {}, "must return a torch.nn.Module or a propcheck.Target; it returned something of type int"),
+        (3, {}, "must be a callable that returns the model, not an object of type int"),
+        (lambda: 3, {}, "must return a torch.nn.Module or a propcheck.Target, but returned an object of type int"),
     ],
 )
 def test_what_the_command_line_refuses_is_an_error(target, options, said):
