@@ -23,7 +23,8 @@ from propcheck.analysis.fan import fans
 from propcheck.analysis.idle_experts import idle_experts
 from propcheck.analysis.name_patterns import pattern
 from propcheck.analysis.theory import predict
-from propcheck.config.probe import TOKEN_SOURCES, config_hash
+from propcheck.config.fingerprint import config_hash
+from propcheck.config.probe import TOKEN_SOURCES
 from propcheck.deferred_init.keyed_rng import Workers
 from propcheck.errors import PropcheckError
 from propcheck.execution.memory import free_memory, peak_rss_bytes
@@ -32,7 +33,7 @@ from propcheck.measure.fp32_reference import with_shadow
 from propcheck.measure.site_rows import site_records
 from propcheck.records import EngineInfo, GradState, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run
 from propcheck.targets.from_probe import task_of
-from propcheck.targets.precision import described
+from propcheck.targets.precision import precision_of
 from propcheck.targets.user_errors import target_error
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
         path=None,
         target=target,
         model=_model_info(first, own),
-        precision=task.precision or described(entry.dtype for entry in first.entries if entry.kind == "parameter"),
+        precision=task.precision or precision_of(entry.dtype for entry in first.entries if entry.kind == "parameter"),
         inputs=_input_info(first, "target" if brings_batch else task.source),
         seeds=tuple(seeds),
         engine=EngineInfo(

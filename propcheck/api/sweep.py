@@ -156,7 +156,7 @@ def _forget(place: Path) -> None:
 
 def _done(request: Request, place: Path) -> Run | None:
     """Read the run of a cell if it is what a scan would give now."""
-    from propcheck.config.probe import config_hash
+    from propcheck.config.fingerprint import config_hash
     from propcheck.records.store import read_run
 
     try:

@@ -75,7 +75,8 @@ def scan(
 def _beside(probe: Probe, run: Run, directory: Path) -> list[str]:
     """Say what differs from the probe that this one varies, and from its run where that lies beside this one."""
     from propcheck.analysis.variants import comparable, measured_note, settings_note
-    from propcheck.config.probe import differences, load_probe
+    from propcheck.config.fingerprint import differences
+    from propcheck.config.probe import load_probe
     from propcheck.records.store import read_run
 
     if not probe.base:

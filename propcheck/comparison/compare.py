@@ -17,7 +17,7 @@ from propcheck.comparison.gate_findings import first_of, size_of, won_and_lost
 from propcheck.comparison.match_parameters import pair_parameters
 from propcheck.comparison.match_sites import pair_sites
 from propcheck.comparison.places import first_change
-from propcheck.config.probe import differing
+from propcheck.config.fingerprint import setting_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +184,7 @@ def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contr
     return Contrast(
         label=label,
         relative=sites.relative,
-        settings=tuple(differing(first.settings, run.settings)) if first.settings and run.settings else (),
+        settings=tuple(setting_differences(first.settings, run.settings)) if first.settings and run.settings else (),
         changes=tuple(
             change(quantity, deviations.compared[quantity], deviations.found, deviations.allowed)
             for quantity in COMPARED

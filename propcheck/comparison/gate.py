@@ -17,7 +17,7 @@ from propcheck.comparison.differences import Deviations
 from propcheck.comparison.match_parameters import pair_parameters
 from propcheck.comparison.match_sites import pair_sites
 from propcheck.comparison.places import first_change
-from propcheck.config.probe import differing
+from propcheck.config.fingerprint import setting_differences
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
 
 def _other_settings(run: Run, baseline: Run) -> list[str]:
     """Say which keys of the probe differ: most often they are the change."""
-    found = differing(run.settings, baseline.settings) if run.settings and baseline.settings else []
+    found = setting_differences(run.settings, baseline.settings) if run.settings and baseline.settings else []
     return [settings_note("the baseline", found)] if found else []
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from propcheck.config.probe import config_hash, differences, load_probe
+from propcheck.config.fingerprint import config_hash, differences
+from propcheck.config.probe import load_probe
 from propcheck.config.resolve import Override, read_target
 from propcheck.errors import PropcheckError
 
@@ -56,7 +57,7 @@ def test_a_colon_makes_it_code(here):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("model.py", "model.py: name what returns the model, as in model.py:build"),
+        ("model.py", "model.py: name the callable that returns the model, as in model.py:build"),
         ("model.py:", "model.py:: must be package.module:callable or path/to/file.py:callable"),
         (":build", ":build: must be package.module:callable or path/to/file.py:callable"),
         ("a:b.c", "a:b.c: must be package.module:callable or path/to/file.py:callable"),
@@ -93,26 +94,26 @@ def test_a_variation_of_a_config_says_what_differs(here):
         (
             '[huggingface]\nconfig = "c"\n[model]\nlayers = 3',
             (
-                "[model] describes the reference decoder and does not go with [huggingface]; what varies such a target is "
-                "--set huggingface.overrides.KEY=VALUE"
+                "[model] describes the reference decoder and cannot be combined with [huggingface]; use "
+                "--set huggingface.overrides.KEY=VALUE to change that target"
             ),
         ),
         (
             '[python]\ntarget = "a:b"\n[init]\nstd = 1.0',
             (
-                "[init] describes the reference decoder and does not go with [python]; what varies such a target is "
-                "--arg KEY=VALUE"
+                "[init] describes the reference decoder and cannot be combined with [python]; use --arg KEY=VALUE to change "
+                "that target"
             ),
         ),
-        ('[python]\ntarget = "a:b"\n[huggingface]\nconfig = "c"', "[huggingface] and [python] are two targets; drop one"),
+        ('[python]\ntarget = "a:b"\n[huggingface]\nconfig = "c"', "[huggingface] and [python] are two targets; remove one"),
         ("[huggingface]\noverrides = { a = 1 }", "[huggingface] needs config, the path of a config.json"),
         (
             "[python]\nargs = { a = 1 }",
-            "arguments are for package.module:callable or path/to/file.py:callable; this target is none",
+            "arguments apply to package.module:callable or path/to/file.py:callable only",
         ),
         (
             '[python]\ntarget = "a:b"\n[precision]\nkeep_fp32 = ["A_log"]',
-            "precision.keep_fp32 is for the reference decoder; this target keeps what its code keeps",
+            "precision.keep_fp32 applies to the reference decoder only; remove it",
         ),
         ("[python]\ntarget = 3", "python.target = 3 must be a string"),
         ('[huggingface]\nconfg = "c"', "unknown key huggingface.confg; did you mean huggingface.config?"),
@@ -128,8 +129,8 @@ def test_the_option_that_mixes_them_is_named(here):
     assert message("a:b", "precision.preset=fp32", "model.layers=3").startswith("--set model.layers=3: [model] describes")
     assert message("config.json", "residual.placement=post").startswith("--set residual.placement=post: [residual] describes")
     assert message("config.json", Override("python.args.a", 1, "--arg a=1")) == (
-        "--arg a=1: arguments are for package.module:callable or path/to/file.py:callable; this target is none; a key of the "
-        "config is --set huggingface.overrides.KEY=VALUE"
+        "--arg a=1: arguments apply to package.module:callable or path/to/file.py:callable only; set a key of the config with "
+        "--set huggingface.overrides.KEY=VALUE"
     )
 
 

@@ -114,7 +114,7 @@ def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(confi
 def test_the_dtype_is_the_configs_and_a_missing_one_is_said(config, data, said, dtype):
     task, model, _ = built(config({**LLAMA, **data}))
     assert (task.precision, model.dtype) == (said, dtype)
-    assert task.notes == (() if data else ("The config names no dtype: fp32 (--precision for another).",))
+    assert task.notes == (() if data else ("The config sets no dtype: fp32 is used (--precision sets another).",))
     assert task.loss_scale == (1024 if said == "fp16" else 1)
 
 
@@ -144,7 +144,7 @@ def test_a_class_that_transformers_does_not_have_is_replaced_and_said(config):
     task, model, _ = built(config({**LLAMA, "architectures": ["MyLlamaForCausalLM"], "dtype": "float32"}))
     assert type(model).__name__ == "LlamaForCausalLM"
     assert task.notes == (
-        "architectures names MyLlamaForCausalLM, which transformers does not have; LlamaForCausalLM is scanned.",
+        "transformers has no class MyLlamaForCausalLM (architectures in the config); LlamaForCausalLM is scanned.",
     )
 
 
@@ -159,9 +159,7 @@ def test_of_a_multimodal_config_the_text_model_is_scanned_and_that_is_said(confi
     }
     one = scanned(config(data))
     assert (one.model.class_name, one.precision, one.model.sites) == ("LlamaForCausalLM", "fp16", 4)
-    assert one.notes == (
-        "The text model of LlavaForConditionalGeneration, LlamaForCausalLM, is scanned; its other parts are not.",
-    )
+    assert one.notes == ("Only LlamaForCausalLM, the text model of LlavaForConditionalGeneration, is scanned.",)
     assert any(p.name == "model.embed_tokens.weight = lm_head.weight" for p in one.parameters)  # tied, as the file says
 
 
@@ -195,7 +193,7 @@ def test_models_of_every_kind_get_a_batch_and_a_loss(config, data, sites, unifor
     assert one.loss.uniform == (None if uniform is None else pytest.approx(math.log(uniform)))
     assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (2, tokens, source)
     assert math.isfinite(one.loss.value)
-    assert any("no loss of its own" in note for note in one.notes) == (uniform is None)
+    assert any("has no loss" in note for note in one.notes) == (uniform is None)
 
 
 def test_half_precision_images_and_sound_have_the_dtype_of_the_model(config):
@@ -279,7 +277,7 @@ def test_there_is_no_cache_and_no_quantisation(config):
     assert model.config.use_cache is False
     assert not hasattr(model.config, "quantization_config")
     assert task.notes == (
-        "quantization_config is left out: the model is scanned as it is trained, not as a quantised checkpoint.",
+        "quantization_config is ignored: the model is scanned as in training, not as a quantised checkpoint.",
     )
 
 
@@ -309,14 +307,14 @@ def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, overri
     [
         ("", "is empty"),
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[1]", "must hold a table, not a list"),
-        ("{}", "has no model_type, so it is no config of transformers"),
-        ('{"model_type": "lama"}', "model_type 'lama' is none that transformers "),
-        ('{"model_type": 3}', "model_type 3 is none that transformers "),
+        ("[1]", "must hold a JSON object, not a list"),
+        ("{}", "has no model_type, so it is not a transformers config"),
+        ('{"model_type": "lama"}', "model_type 'lama' is unknown to transformers "),
+        ('{"model_type": 3}', "model_type 3 is unknown to transformers "),
         (
             '{"model_type": "llama", "auto_map": {"AutoModel": "modeling.X"}}',
             (
-                "auto_map asks for code from elsewhere, which is never run; write a callable that builds the model and scan "
+                "auto_map needs remote code, which propcheck never runs; write a callable that builds the model and scan "
                 "package.module:callable"
             ),
         ),
@@ -324,7 +322,10 @@ def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, overri
             json.dumps({**LLAMA, "architectures": ["GPT2LMHeadModel"]}),
             "architectures names GPT2LMHeadModel, which takes model_type 'gpt2', not 'llama'",
         ),
-        (json.dumps({**LLAMA, "dtype": "float64"}), "dtype torch.float64 is none to train in; --precision bf16, fp16, fp32 or"),
+        (
+            json.dumps({**LLAMA, "dtype": "float64"}),
+            "dtype torch.float64 is not a training precision; set --precision bf16, fp16, fp32 or",
+        ),
         (json.dumps({**LLAMA, "num_hidden_layers": "two"}), "LlamaConfig: "),
     ],
 )
@@ -342,7 +343,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_more_tokens_than_positions_are_refused(config):
     with pytest.raises(
-        PropcheckError, match=r"inputs.tokens = 65 is more than the config's max_position_embeddings = 64; --tok"
+        PropcheckError, match=r"inputs.tokens = 65 exceeds max_position_embeddings = 64 of the config; use --tok"
     ):
         scanned(config(LLAMA), "inputs.tokens=65")
 
@@ -392,9 +393,9 @@ def test_a_wrong_config_is_status_2(config, capsys, text):
 
 
 def test_every_config_class_that_builds_by_default_gives_its_keys():
-    from propcheck.targets.huggingface import _keys_of
+    from propcheck.targets.hf_config import config_keys
 
-    assert {"num_hidden_layers", "rope_parameters", "dtype"} <= _keys_of(CONFIG_MAPPING["llama"])
+    assert {"num_hidden_layers", "rope_parameters", "dtype"} <= config_keys(CONFIG_MAPPING["llama"])
 
 
 def test_tokens_that_nobody_asked_for_are_no_more_than_the_positions(tmp_path):
@@ -402,4 +403,4 @@ def test_tokens_that_nobody_asked_for_are_no_more_than_the_positions(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     run = propcheck.scan(str(tmp_path))
     assert run.record.inputs.tokens == 64
-    assert "64 tokens: the config has positions for no more." in run.notes
+    assert "inputs.tokens is 64: the config has no more positions." in run.notes

@@ -157,7 +157,7 @@ def test_bad_files_are_refused(tmp_path):
         "folder.npy": "Is a directory",
         "float.npy": "holds float32, not integers",
         "bool.npy": "holds bool, not integers",
-        "square.npy": "has shape (300, 300); ids must lie in one row, as array.reshape(-1) gives",
+        "square.npy": "has shape (300, 300); must be one-dimensional, as array.reshape(-1) returns",
         "short.npy": "holds 255 ids, fewer than inputs.tokens = 256",
         "none.npy": "holds 0 ids, fewer than inputs.tokens = 256",
         "empty.npy": "is empty",
@@ -203,6 +203,4 @@ def test_bad_texts_and_tokenizers_are_refused(text_inputs, tmp_path, monkeypatch
     (tmp_path / "tokenizer.json").unlink()
     assert refusal(text_inputs) == f"{tmp_path}/tokenizer.json: No such file or directory"
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert refusal(text_inputs).endswith(
-        "reading text needs tokenizers; install the extra hf: pip install -e '.[hf]' in the clone"
-    )
+    assert refusal(text_inputs).endswith("reading text needs tokenizers (extra hf): pip install -e '.[hf]' in the clone")

@@ -270,24 +270,24 @@ with torch.no_grad():
             BACKWARD,
             "mine.py:{10}: RuntimeError: mine",
         ),
-        ("def build(): return 3\n", "mine.py:build: must return a torch.nn.Module or a propcheck.Target; it returned "),
-        ("build = 3\n", "mine.py:build: must be a callable that returns the model; it is of type int"),
+        ("def build(): return 3\n", "mine.py:build: must return a torch.nn.Module or a propcheck.Target, but returned "),
+        ("build = 3\n", "mine.py:build: must be a callable that returns the model, not an object of type int"),
         ("def build(: pass\n", "mine.py:{2}: SyntaxError: invalid syntax"),
         ("import nothing_of_the_kind\n", "mine.py:{2}: ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("def biuld(): pass\n", "mine.py has no build; did you mean biuld?"),
-        ("del Block, Model\n", "mine.py has no build; it has nothing that can be called"),
+        ("del Block, Model\n", "mine.py has no build; it defines no callable"),
         (
             "class Two(Model):\n    def forward(self, ids, mask): return ids\ndef build(): return Two()\n",
             (
-                "Two.forward takes (ids, mask), and the batch gives 1 argument: missing a required argument: 'mask'; return "
+                "Two.forward takes (ids, mask), but the batch has 1 argument: missing a required argument: 'mask'; return "
                 "propcheck.Target(model, batch=...)"
             ),
         ),
         (
             "def build(): return nn.Linear(3, 3)\n",
             (
-                "Linear has no nn.Embedding, so token ids are no guess at what it takes; return "
-                "propcheck.Target(model, batch=...), or give --set inputs.vocabulary=N"
+                "Linear has no nn.Embedding, so it is unlikely to take token ids; return "
+                "propcheck.Target(model, batch=...), or use --set inputs.vocabulary=N"
             ),
         ),
         (
@@ -318,11 +318,15 @@ def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, said):
             ["--arg", "layer=3"],
             (
                 "mine.py:Model takes (layers=3, width=16, vocabulary=50): got an unexpected keyword argument 'layer'; did you "
-                "mean layers?; --arg KEY=VALUE gives one"
+                "mean layers?; set arguments with --arg KEY=VALUE"
             ),
         ),
-        ("mine.py:needs", [], "mine.py:needs takes (layers): missing a required argument: 'layers'; --arg KEY=VALUE gives one"),
-        ("mine.py:model", ["--arg", "x=1"], "mine.py:model: it is built already and takes no arguments (x)"),
+        (
+            "mine.py:needs",
+            [],
+            "mine.py:needs takes (layers): missing a required argument: 'layers'; set arguments with --arg KEY=VALUE",
+        ),
+        ("mine.py:model", ["--arg", "x=1"], "mine.py:model: the model is built already and takes no arguments (x)"),
         ("mine.py:Model", ["--arg", "layers=three"], "mine.py:"),
     ],
 )
