@@ -13,8 +13,9 @@ from propcheck.analysis.theory import expected_gradient_step
 from propcheck.formatting import count, number
 from propcheck.records import Place, Run, SiteRecord
 from propcheck.rules.forward import kept_blocks, law
-from propcheck.rules.held import holds, multiplies
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.zero_init import holds, multiplies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,8 @@ def _cut_off(curve: Profile, run: Run) -> Hit | None:
             metric="grad_stream_norm",
             value=0.0,
             expected="above 0",
-            message=f"No gradient passes {in_words(last)} toward the input{more}: it is exactly zero there, and not after it.",
+            message=f"No gradient passes {site_label(last)} toward the input{more}: it is exactly zero there, "
+            "and not after it.",
             severity="error",
         )
     head, readers = _zero_head(run), _zero_readers(run, zero)
@@ -163,7 +165,7 @@ def _nothing_enters(zero: Sequence[SiteRecord]) -> Hit:
         value=0.0,
         expected="above 0",
         message="No gradient of the loss enters the stack: it is exactly zero at the last observed site, "
-        f"{in_words(last)}, and at all before it.",
+        f"{site_label(last)}, and at all before it.",
         severity="error",
         remedy="Look behind the last block: a detached output, a head or norm that is zero and frozen, a loss that does not "
         "depend on the logits, or an underflow (scale the loss in fp16).",
@@ -172,7 +174,7 @@ def _nothing_enters(zero: Sequence[SiteRecord]) -> Hit:
 
 def _from_to(sites: Sequence[SiteRecord]) -> str:
     """Write ``8 sites from site 0 (mlp of block 0) to site 7 (mlp of block 7)``: which stream it is."""
-    ends = "" if len(sites) == 1 else f" from {in_words(sites[0])} to {in_words(sites[-1])}"
+    ends = "" if len(sites) == 1 else f" from {site_label(sites[0])} to {site_label(sites[-1])}"
     return f"{count(len(sites), 'site')}{ends}"
 
 
@@ -202,7 +204,7 @@ EXPLODING = Rule(
     remedy="Put the norm on the branch (pre-norm) or scale the branch by 1/sqrt(2 x blocks); with post-norm use DeepNorm's "
     "scales; look for a gain above 1 on the residual path.",
     check=_exploding,
-    follows=(("PC206", "same"), ("PC201", "touching")),
+    caused_by=(("PC206", "same"), ("PC201", "touching")),
 )
 
 VANISHING = Rule(
@@ -225,7 +227,7 @@ VANISHING = Rule(
     source="Xiong 2020, arXiv 2002.04745, Theorem 1; Hanin and Rolnick 2018, arXiv 1803.01719.",
     remedy="Look for a factor below 1 on the residual path, a residual that is missing, or a detach; in fp16 scale the loss.",
     check=_vanishing,
-    follows=(("PC206", "same"),),
+    caused_by=(("PC206", "same"),),
 )
 
 RULES = (EXPLODING, VANISHING)

@@ -11,8 +11,9 @@ from propcheck.analysis.idle_experts import idle_parameters
 from propcheck.analysis.name_patterns import path, pattern, subject, verb
 from propcheck.formatting import count, number, places
 from propcheck.records import Place
-from propcheck.rules.held import holding, is_zero
-from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.zero_init import holding, is_zero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ def _common(*sequences: Sequence[str]) -> int:
 
 def _branch_hit(group: Sequence[SiteRecord], found: Mapping[int, list[ParameterRecord]], why: _Why) -> Hit:
     first, parameters = group[0], [p for record in group for p in found[record.site]]
-    at = in_words(first) if len(group) == 1 else f"{in_words(first)} and {count(len(group) - 1, 'more site')}"
+    at = site_label(first) if len(group) == 1 else f"{site_label(first)} and {count(len(group) - 1, 'more site')}"
     reaching = first.grad_update_norm if first.grad_update_norm is not None else first.grad_sum_norm
     although = f"although one of {number(reaching)} reaches the sum"
     names, gets = subject(parameters), verb(parameters, "gets", "get")
@@ -227,7 +228,7 @@ def _never_added_hit(parameters: Sequence[ParameterRecord]) -> Hit:
 
 
 DEAD_GRADIENT = Rule(
-    of="run",
+    scope="run",
     id="PC303",
     name="dead-gradient",
     severity="error",
@@ -254,7 +255,7 @@ DEAD_GRADIENT = Rule(
     "matrix to zero: no training); Hu 2021, arXiv 2106.09685 (A random, B zero); kyegomez/BitNet issue 32 (x = x + x).",
     remedy="Look for a detach, a no_grad, a result that is dropped, or two factors in a row that start at zero.",
     check=_dead,
-    follows=(("PC203", "same"),),
+    caused_by=(("PC203", "same"),),
 )
 
 RULES = (DEAD_GRADIENT,)

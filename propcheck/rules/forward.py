@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.growth import stream_growth
 from propcheck.analysis.profile import Compounding, Profile, compounding, log_ratio, median, stream_steps
 from propcheck.formatting import count, number, places
-from propcheck.rules.held import holding
-from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import grouped, place_of, siblings, site_label
+from propcheck.rules.zero_init import holding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +87,7 @@ def _collapse(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 metric="sum_rms",
                 value=0.0,
                 expected="above 0",
-                message=f"The stream is exactly zero after {in_words(zero[0])}{more}: nothing of the input is left there.",
+                message=f"The stream is exactly zero after {site_label(zero[0])}{more}: nothing of the input is left there.",
                 severity="error",
             )
         ]
@@ -131,7 +132,7 @@ def _dead_branch(curve: Profile, run: Run, limit: float) -> Sequence[Hit]:
                 metric="update_rms",
                 value=first.update_rms,
                 expected="above 0" if exact and not median(alike) else median(alike),
-                message=f"The branch at {in_words(first)} {what} and {gradient} in its own parameters, although the "
+                message=f"The branch at {site_label(first)} {what} and {gradient} in its own parameters, although the "
                 f"gradient of the loss reaches its output{lasts}.{more}",
                 severity="error" if exact else "warning",
             )

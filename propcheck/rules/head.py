@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.name_patterns import place
 from propcheck.formatting import count, number
 from propcheck.records import Place
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +154,7 @@ def _attention_logits(curve: Profile) -> list[Hit]:
                 metric="attention_logit_absmax",
                 value=worst.attention_logit_absmax,
                 expected=f"below {_ATTENTION_LOGIT:g}",
-                message=f"The attention at {in_words(worst)} has logits of up to {number(worst.attention_logit_absmax)} (RMS "
+                message=f"The attention at {site_label(worst)} has logits of up to {number(worst.attention_logit_absmax)} (RMS "
                 f"{number(worst.attention_logit_rms)}), and its weights fall on few keys: their entropy is "
                 f"{number(worst.attention_entropy)} of that of uniform ones, in the mean over heads and queries.{more}",
                 remedy="Scale the products by 1 / sqrt(head width), draw the query and key projections smaller, or normalise "
@@ -164,7 +165,7 @@ def _attention_logits(curve: Profile) -> list[Hit]:
 
 
 INITIAL_LOSS = Rule(
-    of="run",
+    scope="run",
     id="PC401",
     name="initial-loss",
     severity="warning",
@@ -185,11 +186,11 @@ INITIAL_LOSS = Rule(
     "exponentials of many independent normal numbers).",
     remedy="Draw the head with std 1 / sqrt(width), or as small as the embedding, and put a norm before it.",
     check=_initial_loss,
-    follows=(("PC201", "any"), ("PC209", "any"), ("PC305", "any")),
+    caused_by=(("PC201", "any"), ("PC209", "any"), ("PC305", "any")),
 )
 
 LOGIT_SCALE = Rule(
-    of="run",
+    scope="run",
     id="PC402",
     name="logit-scale",
     severity="warning",
@@ -214,7 +215,7 @@ LOGIT_SCALE = Rule(
     "from secondary reports); huggingface/transformers pull request 26441.",
     remedy="Draw the head with std 1 / sqrt(width), or divide its logits.",
     check=_logit_scale,
-    follows=(("PC201", "any"), ("PC209", "any"), ("PC305", "any"), ("PC106", "same")),
+    caused_by=(("PC201", "any"), ("PC209", "any"), ("PC305", "any"), ("PC106", "same")),
 )
 
 RULES = (INITIAL_LOSS, LOGIT_SCALE)

@@ -188,7 +188,7 @@ def _draws_normals(calls: str) -> bool:
 
 
 SYMMETRIC_UNITS = Rule(
-    of="run",
+    scope="run",
     id="PC103",
     name="symmetric-units",
     severity="warning",
@@ -212,7 +212,7 @@ SYMMETRIC_UNITS = Rule(
 )
 
 INIT_SCALE = Rule(
-    of="run",
+    scope="run",
     id="PC104",
     name="init-scale",
     severity="warning",
@@ -252,7 +252,7 @@ INIT_SCALE = Rule(
 )
 
 INIT_OUTLIERS = Rule(
-    of="run",
+    scope="run",
     id="PC105",
     name="init-outliers",
     severity="warning",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.profile import NORM_ON_STREAM, Profile, log_ratio, median, safe_exp
 from propcheck.formatting import count, number
 from propcheck.rules.neighbours import link, sides, stands_out
-from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, siblings
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import grouped, place_of, siblings, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ def _dominant_update(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
         worst = max(group, key=lambda record: record.update_ratio or 0.0)
         before, after = siblings(curve, curve.sites.index(worst))
         more = (
-            f" {count(len(group), 'site').capitalize()} from {in_words(group[0])} to {in_words(group[-1])} are above "
+            f" {count(len(group), 'site').capitalize()} from {site_label(group[0])} to {site_label(group[-1])} are above "
             f"x{number(limit)}."
             if len(group) > 1
             else ""
@@ -39,7 +40,7 @@ def _dominant_update(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 metric="update_ratio",
                 value=worst.update_ratio,
                 expected=median([curve.sites[i].update_ratio for i in (*before, *after)]),
-                message=f"The update at {in_words(worst)} is x{number(worst.update_ratio)} the stream it is added to (RMS "
+                message=f"The update at {site_label(worst)} is x{number(worst.update_ratio)} the stream it is added to (RMS "
                 f"{number(worst.update_rms)} on {number(worst.stream_rms)}): the block replaces the stream.{more}",
             )
         )
@@ -66,9 +67,9 @@ def _discontinuity(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
         before = curve.sites[position[worst.site] - 1].sum_rms
         here, after = number(worst.stream_rms), number(worst.sum_rms)
         if what == "stream_rms / sum_rms before":
-            where = f"The stream comes to {in_words(worst)} at RMS {here} where the sum before was {number(before)}"
+            where = f"The stream comes to {site_label(worst)} at RMS {here} where the sum before was {number(before)}"
         else:
-            where = f"The addition at {in_words(worst)} takes the stream from RMS {here} to {after}"
+            where = f"The addition at {site_label(worst)} takes the stream from RMS {here} to {after}"
         hits.append(
             Hit(
                 sites=tuple(record.site for record in group),
@@ -100,7 +101,7 @@ def _first_block(curve: Profile) -> Hit | None:
         why = "the norm after the first addition lifts the embedding"
     elif ratios:
         worst = max(ratios, key=lambda record: record.update_ratio or 0.0)
-        why = f"the first updates dwarf the embedding (update/stream {number(worst.update_ratio)} at {in_words(worst)})"
+        why = f"the first updates dwarf the embedding (update/stream {number(worst.update_ratio)} at {site_label(worst)})"
     else:
         why = "the first updates dwarf the embedding"
     falls = []
@@ -175,7 +176,7 @@ DOMINANT_UPDATE = Rule(
     remedy="Scale the branch's output projection down (1/sqrt(2 x blocks)), or bring the embedding up to the scale of the "
     "updates.",
     check=_dominant_update,
-    follows=(("PC205", "same"), ("PC206", "touching"), ("PC208", "same")),
+    caused_by=(("PC205", "same"), ("PC206", "touching"), ("PC208", "same")),
 )
 
 DISCONTINUITY = Rule(
@@ -205,7 +206,7 @@ DISCONTINUITY = Rule(
     remedy="Compare the forward code and the init of that block with its neighbours': a residual missing, doubled or taken "
     "after the norm, or an output projection drawn at another scale.",
     check=_discontinuity,
-    follows=(("PC206", "touching"),),
+    caused_by=(("PC206", "touching"),),
 )
 
 RULES = (DOMINANT_UPDATE, DISCONTINUITY)

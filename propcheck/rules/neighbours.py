@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from propcheck.analysis.profile import log_ratio, median
-from propcheck.rules.rule import siblings
+from propcheck.rules.sites import siblings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from propcheck.formatting import count, number
 from propcheck.records import Place, Run, SiteRecord
 from propcheck.rules.origins import first_origin, made_by, made_in
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ def _nonfinite_activation(curve: Profile, run: Run, _limit: float) -> Sequence[H
             metric="nonfinite",
             value=first.nonfinite,
             expected=0.0,
-            message=f"The sum at {in_words(first)} holds {amount}: {origin}.{made_by(known)}{later}{backward}",
+            message=f"The sum at {site_label(first)} holds {amount}: {origin}.{made_by(known)}{later}{backward}",
         )
     ]
 
@@ -96,7 +97,7 @@ def _nonfinite_gradient(curve: Profile, run: Run, _limit: float) -> Sequence[Hit
             metric=metric,
             value=value,
             expected="finite",
-            message=f"The gradient is not finite at {in_words(first)} ({metric} is {number(value)}): {origin}."
+            message=f"The gradient is not finite at {site_label(first)} ({metric} is {number(value)}): {origin}."
             f"{made_by(known)}{more}",
         )
     ]
@@ -167,8 +168,8 @@ NONFINITE_ACTIVATION = Rule(
     remedy="Look at the operation named, or where none is, at the sublayer: fully masked attention rows, exponentials of "
     "positive sums, division by zero, or a range that the dtype does not have (fp16 ends at 65504).",
     check=_nonfinite_activation,
-    pool="any",
-    follows=(("PC102", "any"),),
+    seeds="any",
+    caused_by=(("PC102", "any"),),
 )
 
 NONFINITE_GRADIENT = Rule(
@@ -189,7 +190,7 @@ NONFINITE_GRADIENT = Rule(
     remedy="Look at the backward of the sublayer named: a square root or norm at 0, log or division at 0, a masked softmax, "
     "or an overflow of the dtype.",
     check=_nonfinite_gradient,
-    pool="any",
+    seeds="any",
 )
 
 RULES = (NONFINITE_ACTIVATION, NONFINITE_GRADIENT)

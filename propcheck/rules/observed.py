@@ -69,7 +69,7 @@ def _listed(sentences: Sequence[str]) -> str:
 
 
 NO_RESIDUAL_STREAM = Rule(
-    of="run",
+    scope="run",
     id="PC502",
     name="no-residual-stream",
     severity="warning",
@@ -87,7 +87,7 @@ NO_RESIDUAL_STREAM = Rule(
 )
 
 UNOBSERVED = Rule(
-    of="run",
+    scope="run",
     id="PC503",
     name="unobserved",
     severity="note",

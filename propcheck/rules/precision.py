@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from propcheck.formatting import count, number, percent, places
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def _swallowed(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
                 value=share,
                 expected=f"at most {number(limit)}",
                 message=f"Rounding{_dtypes(worst)} swallows {percent(share)} of the update's elements at "
-                f"{in_words(worst)}{ratio}: the addition leaves them as they were.{spread}",
+                f"{site_label(worst)}{ratio}: the addition leaves them as they were.{spread}",
                 severity="warning" if share > WASTE else None,
             )
         )

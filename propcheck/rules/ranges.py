@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.name_patterns import folded, place, subject, verb
 from propcheck.formatting import count, number, percent
 from propcheck.records import Place
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ def _promoted_stream(curve: Profile, run: Run) -> list[Hit]:
             metric="stream_dtype",
             value=after,
             expected=before,
-            message=f"The stream turns from {before} into {after} at {in_words(first)}: {why}. Of the "
+            message=f"The stream turns from {before} into {after} at {site_label(first)}: {why}. Of the "
             f"{count(len(behind), 'site')} behind it {len(carrying)} found it in {after}.{again}",
             remedy="Cast the factor or the update to the stream's dtype; if the wider stream is meant, cast the stream where "
             "it begins, so that the code says it.",
@@ -150,7 +151,7 @@ def _near_the_largest(curve: Profile, limit: float) -> list[Hit]:
         return []
     worst = max(near, key=lambda record: shares[record.site])
     dtype = _sum_dtype(worst) or ""
-    first = f", from {in_words(near[0])} on" if near[0].site != worst.site else ""
+    first = f", from {site_label(near[0])} on" if near[0].site != worst.site else ""
     more = f" {count(len(near), 'sum')} {'is' if len(near) == 1 else 'are'} that large{first}." if len(near) > 1 else ""
     return [
         Hit(
@@ -159,7 +160,7 @@ def _near_the_largest(curve: Profile, limit: float) -> list[Hit]:
             metric="sum_absmax",
             value=worst.sum_absmax,
             expected=f"at most {number(limit * LARGEST[dtype])}",
-            message=f"The largest element of the sum at {in_words(worst)} is {number(worst.sum_absmax)}, "
+            message=f"The largest element of the sum at {site_label(worst)} is {number(worst.sum_absmax)}, "
             f"{percent(shares[worst.site])} of the largest {dtype} number, {number(LARGEST[dtype])}: growth by "
             f"x{number(1 / shares[worst.site])} makes it infinite.{more}",
         )
@@ -243,7 +244,7 @@ def _below_normal(curve: Profile) -> list[Hit]:
             metric=f"{what}_rms",
             value=rms,
             expected=f"at least {number(SMALLEST_NORMAL[dtype])}",
-            message=f"The {what} at {in_words(record)} has RMS {number(rms)}, below the smallest normal {dtype} number, "
+            message=f"The {what} at {site_label(record)} has RMS {number(rms)}, below the smallest normal {dtype} number, "
             f"{number(SMALLEST_NORMAL[dtype])}: the smaller an element is, the fewer bits it keeps, down to none.{more}",
             severity="note",
             remedy="Use bf16 or fp32 for what is this small, or scale it up (a residual scale can be kept in fp32).",
@@ -252,7 +253,7 @@ def _below_normal(curve: Profile) -> list[Hit]:
 
 
 DTYPE_DRIFT = Rule(
-    of="run",
+    scope="run",
     id="PC211",
     name="dtype-drift",
     severity="warning",
@@ -282,7 +283,7 @@ DTYPE_DRIFT = Rule(
 )
 
 ACTIVATION_RANGE = Rule(
-    of="run",
+    scope="run",
     id="PC212",
     name="activation-range",
     severity="warning",
@@ -305,7 +306,7 @@ ACTIVATION_RANGE = Rule(
     "133085 (an fp16 RMSNorm without upcast: input of std 300, output exactly 0); IEEE 754.",
     remedy="Use bf16 or fp32 for the stream, or make the updates smaller (depth scaling, a norm on the update).",
     check=_activation_range,
-    pool="any",
+    seeds="any",
 )
 
 RULES = (DTYPE_DRIFT, ACTIVATION_RANGE)

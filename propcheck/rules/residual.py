@@ -10,7 +10,8 @@ from propcheck.analysis.name_patterns import path, pattern
 from propcheck.analysis.profile import NORM_ON_STREAM, additions, log_ratio, median, safe_exp, streams
 from propcheck.formatting import count, number, percent, places
 from propcheck.records import Place
-from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +78,8 @@ def _missing_in(block: int, own: Mapping[int, Sequence[SiteRecord]], curve: Prof
         ended = curve.sites[curve.sites.index(begun) - 1]
         sites = (begun.site,)
         stream = (
-            f"the stream before it ends at RMS {number(ended.sum_rms)}, and another one begins before {in_words(begun)} at RMS "
-            f"{number(begun.stream_rms)}: it is replaced there, not added to"
+            f"the stream before it ends at RMS {number(ended.sum_rms)}, and another one begins before {site_label(begun)} at "
+            f"RMS {number(begun.stream_rms)}: it is replaced there, not added to"
         )
     else:
         if not bypassed:
@@ -169,7 +170,7 @@ def _doubling(curve: Profile, members: Sequence[Doubling]) -> Hit:
     name = pattern(first.module or "") if len(members) > 1 else first.module
     where = f" in {name}" if name else ""
     where += f" ({places('block', blocks)})" if blocks else ""
-    where += f", before {in_words(after[0])}" if len(members) == len(after) == 1 else ""
+    where += f", before {site_label(after[0])}" if len(members) == len(after) == 1 else ""
     # x + (x + F) lies at the addition of F, in the same block; x + x lies at none, and a norm hides which of them it is.
     pairs = [(before[one.site], one) for one in bare]
     inner = next((b for b, a in pairs if a.site == first.site and b.block == first.block and not _is_twice(b, a)), None)
@@ -247,7 +248,7 @@ def _not_the_sum(curve: Profile, limit: float) -> list[Hit]:
                 metric="add_error",
                 value=worst.add_error,
                 expected=None if worst.add_error is None else worst.add_error * bound / error,
-                message=f"The sum at {in_words(worst)} is not stream + update: it is off by RMS {number(error)}, "
+                message=f"The sum at {site_label(worst)} is not stream + update: it is off by RMS {number(error)}, "
                 f"{percent(worst.add_error or 0.0)} of the update, where rounding of {worst.stream_dtype} and "
                 f"{worst.update_dtype} explains at most {number(bound)}.{more}",
                 remedy="Look for an operand that is changed in place before the sum is formed, for memory that overlaps "
@@ -277,7 +278,7 @@ def _error(rows: Sequence[SiteRecord]) -> tuple[float, float] | None:
 
 
 BROKEN_RESIDUAL = Rule(
-    of="run",
+    scope="run",
     id="PC206",
     name="broken-residual",
     severity="error",

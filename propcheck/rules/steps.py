@@ -10,7 +10,8 @@ from propcheck.analysis.profile import log_ratio, safe_exp
 from propcheck.analysis.theory import expected_gradient_step
 from propcheck.formatting import count, number
 from propcheck.rules.neighbours import link, sides, stands_out
-from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +58,9 @@ def _gradient_step(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
         worst = max(group, key=lambda record: abs(odd[record.site][0].beyond - odd[record.site][1]))
         (step, expected), before = odd[worst.site], curve.sites[curve.sites.index(worst) - 1]
         where, ends = {
-            _OVER: (f"over the addition at {in_words(worst)}", (worst.grad_sum_norm, worst.grad_stream_norm)),
+            _OVER: (f"over the addition at {site_label(worst)}", (worst.grad_sum_norm, worst.grad_stream_norm)),
             _BETWEEN: (
-                f"between {in_words(worst)} and the addition before it",
+                f"between {site_label(worst)} and the addition before it",
                 (worst.grad_stream_norm, before.grad_sum_norm),
             ),
         }[step.metric]
@@ -114,7 +115,7 @@ def _detached(curve: Profile) -> list[Hit]:
                 metric="grad_stream_norm",
                 value="none",
                 expected="above 0",
-                message=f"The stream is detached at {in_words(first)}: the sum there has a gradient of "
+                message=f"The stream is detached at {site_label(first)}: the sum there has a gradient of "
                 f"{number(first.grad_sum_norm)}, and none of it goes back along the stream. The sum before has one of "
                 f"{number(before[first.site].grad_sum_norm)}, which comes to it by other ways, as through the branch.{more}",
                 remedy="Take the stream itself into the sum, not its .data or .detach(), nor what a no_grad made of it.",
@@ -190,7 +191,7 @@ GRADIENT_STEP = Rule(
     remedy="Compare the backward pass of that block with its neighbours': a detach, a scaled gradient, a custom backward, a "
     "branch without its norm or with other weights.",
     check=_gradient_step,
-    follows=(("PC206", "touching"), ("PC205", "touching"), ("PC204", "touching")),
+    caused_by=(("PC206", "touching"), ("PC205", "touching"), ("PC204", "touching")),
 )
 
 RULES = (GRADIENT_STEP,)

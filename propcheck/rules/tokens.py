@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from propcheck.analysis.profile import Profile, median
 from propcheck.formatting import number, percent
-from propcheck.rules.rule import Hit, Rule, in_words, place_of
+from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.sites import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,9 @@ def _token_collapse(curve: Profile, _run: Run, limit: float) -> Sequence[Hit]:
             value=end,
             expected=first,
             message=f"The tokens become alike: the mean cosine between their vectors rises from {number(first)} after "
-            f"{in_words(known[0])} to {_near_one(end)} in the last quarter of the depth, and stays above {number(limit)} from "
-            f"{in_words(collapsed[0])} on. Only {percent(max(0.0, 1 - end))} of the mean square there tells one token from "
-            "another.",
+            f"{site_label(known[0])} to {_near_one(end)} in the last quarter of the depth, and stays above {number(limit)} "
+            f"from {site_label(collapsed[0])} on. Only {percent(max(0.0, 1 - end))} of the mean square there tells one "
+            "token from another.",
         )
     ]
 
@@ -78,7 +79,7 @@ TOKEN_COLLAPSE = Rule(
     remedy="Scale the branches down with depth (1/sqrt(2 x blocks), or DeepNorm's constants where the norm follows the "
     "addition), or put the norm on the branch.",
     check=_token_collapse,
-    follows=(("PC209", "any"),),
+    caused_by=(("PC209", "any"),),
 )
 
 RULES = (TOKEN_COLLAPSE,)

@@ -84,7 +84,7 @@ def _uninitialized(_curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
 
 
 NONFINITE_PARAMETER = Rule(
-    of="run",
+    scope="run",
     id="PC101",
     name="non-finite-parameter",
     severity="error",
@@ -106,7 +106,7 @@ NONFINITE_PARAMETER = Rule(
 )
 
 UNINITIALIZED = Rule(
-    of="run",
+    scope="run",
     id="PC102",
     name="uninitialized-parameter",
     severity="error",

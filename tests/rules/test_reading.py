@@ -9,7 +9,7 @@ from synthetic import additive, parameter, run_of
 
 from propcheck.records import NormRecord
 from propcheck.rules import judge
-from propcheck.rules.rule import place_of
+from propcheck.rules.sites import place_of
 
 
 def norm(at, name="input_norm", *, place="read", gain=1.0, seed=0, number=None, **changes):
