@@ -61,6 +61,6 @@ def _hit(group: ModuleGroup) -> Hit:
         metric="used",
         value=float(len(parameters)),
         expected=0.0,
-        message=f"{subject} used in the forward pass ({size}). They take memory and do nothing, and training does not change "
-        "them.",
+        message=f"{subject} used in the forward pass ({size}). This takes memory and has no effect, and training never changes "
+        "it.",
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile
     from propcheck.records import ParameterRecord, Run, SiteRecord
 
-# Attention logits of this size precede loss spikes; runs whose logits passed ten times that diverged.
+# Attention logits of this size have preceded loss spikes; runs whose logits passed ten times that diverged.
 _MAX_ATTENTION_LOGIT = 1000.0
 # Fraction of the entropy of uniform weights: a bias by distance alone leaves more, random logits of this size far less.
 _COLLAPSED_ENTROPY = 0.1
@@ -130,7 +130,7 @@ def _attention_logit_hit(group: Sequence[SiteRecord]) -> Hit:
         message=f"The attention at {site_label(worst)} has logits of up to {number(worst.attention_logit_absmax)} (RMS "
         f"{number(worst.attention_logit_rms)}), expected below {limit}, and its weights concentrate on few keys: their entropy "
         f"is {number(worst.attention_entropy)} of that of uniform weights (mean over heads and queries). In training, logits "
-        f"above {limit} precede loss spikes.{more}",
+        f"above {limit} have preceded loss spikes.{more}",
         remedy="Scale the attention scores by 1 / sqrt(head width), initialise the query and key projections smaller, or "
         "normalise queries and keys (QK-norm). If a position bias makes the logits this large, flatten it.",
     )

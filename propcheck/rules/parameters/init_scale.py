@@ -110,6 +110,7 @@ def _outliers(siblings: Sequence[ParameterRecord], threshold: float) -> list[Par
 def _sibling_hit(outliers: Sequence[ParameterRecord], others: Sequence[ParameterRecord]) -> Hit:
     usual = statistics.median(p.std or 0.0 for p in others)
     worst = max(outliers, key=lambda p: abs(math.log((p.std or 0.0) / usual)))
+    its, it = ("Its", "it") if len(outliers) == 1 else ("Their", "them")
     return Hit(
         sites=(),
         place=place(worst),
@@ -118,6 +119,6 @@ def _sibling_hit(outliers: Sequence[ParameterRecord], others: Sequence[Parameter
         expected=usual,
         message=f"{subject(outliers)} {verb(outliers, 'has', 'have')} std {number(worst.std)} ({worst.init_calls}), "
         f"x{number((worst.std or 0.0) / usual)} the {number(usual)} ({others[0].init_calls}) of the "
-        f"{count(len(others), 'parameter')} of the same name before and after it. Its layer starts at another scale; usually "
-        "the init function missed it.",
+        f"{count(len(others), 'parameter')} of the same name before and after it. {its} outputs start at another scale than "
+        f"those of the siblings; the init function probably missed {it}.",
     )

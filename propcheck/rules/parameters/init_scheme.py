@@ -167,7 +167,7 @@ def _hit(group: Sequence[ParameterRecord], expected: Mapping[str, _Expected], sc
     worst = max(group, key=lambda p: _log_distance(p, expected[p.name].std))
     std, match = worst.std or 0.0, expected[worst.name]
     swapped = not any(differs_from(p, expected[p.name].swapped_std, threshold) for p in group)
-    cause, remedy = "", _REMEDY
+    cause, remedy = " So the model does not start at the declared scales.", _REMEDY
     if swapped:
         cause = _depth_factor_cause(match.kind, scheme.blocks)
         remedy = _DEPTH_FACTOR_REMEDY if match.kind == "output" else _NO_DEPTH_FACTOR_REMEDY

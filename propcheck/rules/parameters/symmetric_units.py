@@ -61,7 +61,7 @@ def check(_profile: Profile, run: Run, threshold: float) -> list[Hit]:
 def _hit(group: Sequence[ParameterRecord], equal_rows: Mapping[str, int]) -> Hit:
     worst = max(group, key=lambda p: equal_rows[p.name] / p.shape[0])
     equal, rows = equal_rows[worst.name], worst.shape[0]
-    repeated = "all rows are equal" if equal == rows - 1 else f"{equal} of {count(rows, 'row')} repeat an earlier row"
+    repeated = f"all {rows} rows are equal" if equal == rows - 1 else f"{equal} of {count(rows, 'row')} repeat an earlier row"
     where = "" if len(group) == 1 else f" in {worst.name}"
     return Hit(
         sites=(),
@@ -69,8 +69,8 @@ def _hit(group: Sequence[ParameterRecord], equal_rows: Mapping[str, int]) -> Hit
         metric="duplicate_rows",
         value=equal,
         expected=0.0,
-        message=f"{subject(group)} {verb(group, 'has', 'have')} equal rows that are not zero: {repeated}{where} "
-        "(expected 0). These units start as copies of each other, and stay copies as long as the next layer treats them alike.",
+        message=f"{subject(group)} {verb(group, 'has', 'have')} equal rows that are not zero: {repeated}{where}; random rows "
+        "never are. These units start as copies of each other, and stay copies as long as the next layer treats them alike.",
     )
 
 

@@ -51,9 +51,9 @@ def check(_profile: Profile, run: Run, _threshold: float) -> list[Hit]:
             metric="init_calls",
             value=None,
             expected="a call that writes it",
-            message=f"{subject(group)} {verb(group, 'was', 'were')} never initialised: "
-            f"{count(sum(p.numel for p in group), 'element')} were allocated, but no call wrote them. They hold whatever was "
-            "in memory, so everything computed from them is meaningless.",
+            message=f"{subject(group)} {verb(group, 'was', 'were')} never initialised: memory for "
+            f"{count(sum(p.numel for p in group), 'element')} was allocated, but no call wrote to it. It holds whatever was "
+            "there before, so everything computed from it is meaningless.",
         )
         for group in folded(unwritten)
     ]
