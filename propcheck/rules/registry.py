@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from propcheck.errors import PropcheckError
-from propcheck.rules import gradient, head, initial, observed, reading, stream, unused, values
+from propcheck.rules import coverage, gradient, head, parameters, stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,8 +23,8 @@ FAMILIES = {
     "PC5": "Coverage",
 }
 
-# One list of rules per family folder, and per module not yet in one.
-_FAMILIES = (stream, gradient, values, initial, reading, head, unused, observed)
+# One list of rules per family folder.
+_FAMILIES = (parameters, stream, gradient, head, coverage)
 
 ALL: tuple[Rule, ...] = tuple(sorted((rule for family in _FAMILIES for rule in family.RULES), key=lambda rule: rule.id))
 

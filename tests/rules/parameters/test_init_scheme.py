@@ -59,7 +59,7 @@ def test_a_depth_factor_that_was_never_applied_is_one_finding_a_name():
     finding = findings[0]
     assert (finding.value, finding.expected) == (0.0202, pytest.approx(SCALED, rel=1e-4))
     assert "(blocks 0 to 11)" in finding.message
-    assert "gpt2 means 0.00408 for a residual projection at 12 blocks: x4.95 off" in finding.message
+    assert "x4.95 the 0.00408 that the declared scheme gpt2 gives a residual projection at 12 blocks" in finding.message
     assert "the depth factor 1/sqrt(2 x 12) = 0.204 was not applied here" in finding.message
 
 
@@ -67,9 +67,9 @@ def test_a_depth_factor_that_was_applied_to_queries_too_is_found():
     # facebookresearch/lingua issue 39.
     odd = [matrix(n, "attn.q_proj", SCALED) for n in range(BLOCKS)]
     (finding,) = judged([*(p for p in model() if "q_proj" not in p.name), *odd])
-    assert "gpt2 means 0.02 for a matrix that is no residual projection" in finding.message
+    assert "the 0.02 that the declared scheme gpt2 gives a matrix that is no residual projection" in finding.message
     assert "was applied here too" in finding.message
-    assert "to what writes the update alone" in finding.remedy
+    assert "only to the matrices that write the update" in finding.remedy
 
 
 @pytest.mark.parametrize(("name", "right"), [("attn.o_proj", SCALED), ("attn.q_proj", 0.02)])
@@ -80,16 +80,16 @@ def test_the_depth_factor_is_no_cause_of_a_scale_that_it_does_not_explain(name, 
     (finding,) = judged([*(p for p in model() if name not in p.name), *odd])
     assert finding.expected == pytest.approx(right, rel=1e-4)
     assert "depth factor" not in finding.message
-    assert finding.remedy.startswith("Draw it as the declared scheme has it")
+    assert finding.remedy.startswith("Initialise it as the declared scheme does")
 
 
 def test_a_head_and_an_embedding_are_found_by_their_rows():
     # huggingface/transformers issue 26441: a head with std 1.
     (finding,) = judged(model(head=1.0))
     assert finding.site.parameter == "h.None.lm_head.weight"
-    assert "means 0.02 for the head" in finding.message
+    assert "the 0.02 that the declared scheme gpt2 gives the head" in finding.message
     (finding,) = judged(model(embedding=1.0))
-    assert "means 0.02 for the token embedding" in finding.message
+    assert "the 0.02 that the declared scheme gpt2 gives the token embedding" in finding.message
     assert not judged(model(embedding=1.0), embedding_std=1.0)
     assert not judged(model(embedding=1.0, head=1.0), vocabulary=None)  # nothing says which they are
 
@@ -148,7 +148,7 @@ def test_many_names_of_one_kind_are_one_finding():
     wrong = [matrix(n, name, SCALED if name == "mlp.u_proj" else 0.1) for n in range(2) for name in names]
     (finding,) = judged(wrong, "gpt2")
     assert finding.message.startswith("The 12 parameters h.*.mlp.u_proj.weight, ")
-    assert "and 1 more name (blocks 0 to 1) have a standard deviation of 0.1 in h.0.mlp.v_proj.weight" in finding.message
+    assert "and 1 more name (blocks 0 to 1) have std 0.1 in h.0.mlp.v_proj.weight" in finding.message
     assert "depth factor" not in finding.message  # that is so of one of them only
 
 
@@ -196,9 +196,9 @@ def test_a_weight_is_told_of_once():
     # Off its scheme and off its siblings.
     parameters = [matrix(n, "attn.q_proj", 0.1 if n == 5 else 0.02) for n in range(BLOCKS)]
     (finding,) = judged(parameters, "normal")
-    assert "normal means 0.02" in finding.message
+    assert "the 0.02 that the declared scheme normal gives" in finding.message
     (finding,) = judged(parameters, None)
-    assert "of the same name in other places" in finding.message
+    assert "of the same name before and after it" in finding.message
 
 
 def decoder(scheme, placement="pre", **more):

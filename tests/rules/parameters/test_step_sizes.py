@@ -23,9 +23,9 @@ def test_biases_left_at_one_step_by_1_31():
     assert finding.severity == "warning"
     assert finding.site.parameter == "blocks.0.mixer.dt_bias"
     assert finding.value == pytest.approx(1.3133, rel=1e-4)
-    assert "The 3 parameters blocks.*.mixer.dt_bias (blocks 0 to 2) start at 1 (fill_(1.0))" in finding.message
-    assert "is 1.31; Mamba draws steps from 0.001 to 0.1" in finding.message
-    assert "leaves 26.9 % of the state" in finding.message  # e^-1.3133
+    assert "The 3 parameters blocks.*.mixer.dt_bias (blocks 0 to 2) start at a mean of 1 (fill_(1.0))" in finding.message
+    assert "softplus of that mean, 1.31; Mamba draws step sizes from 0.001 to 0.1" in finding.message
+    assert "keeps 26.9 % of the state" in finding.message  # e^-1.3133
 
 
 def test_beside_a_delta_rule_it_is_a_note():
