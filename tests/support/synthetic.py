@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from propcheck.records import EngineInfo, InputInfo, LossInfo, ModelInfo, ParameterRecord, Run, SiteRecord
+from propcheck.records import EngineInfo, InputInfo, LossInfo, ModelInfo, NormRecord, ParameterRecord, Run, SiteRecord
 
 WIDTH = 5120
 
@@ -163,3 +163,25 @@ def parameter(name, **changes):
         "grad_norm": 0.1,
     }
     return ParameterRecord(name=name, **{**fields, **changes})
+
+
+def norm(at, name="input_norm", *, place="read", gain=1.0, seed=0, number=None, **changes):
+    """The norm of the attention of a block (site 2 * block), unless ``changes`` say otherwise."""
+    module = f"blocks.{at}.{name}"
+    fields = {
+        "site": 2 * at,
+        "block": at,
+        "kind": "mean_square",
+        "dtype": "float32",
+        "width": 5120,
+        "eps": 1e-6,
+        "input_rms": 1.0,
+        "input_absmax": 4.0,
+        "output_rms": gain,
+        "epsilon_share": 0.0,
+        "zero_share": 0.0,
+        "parameter": f"{module}.weight",
+        **changes,
+    }
+    number = 2 * at if number is None else number
+    return NormRecord(seed=seed, norm=number, place=place, module=module, gain=gain, **fields)
