@@ -338,7 +338,7 @@ def test_a_stream_that_is_detached_in_one_block_is_found_there(block, others, in
 
 def test_so_is_one_that_is_detached_in_every_block():
     (finding,) = found(scan(lambda: Decoder(Detached, 8)), "PC306")
-    assert "It is so at 6 more sites." in finding.message  # all but the first, where an embedding may be frozen
+    assert "The same holds at 6 more sites." in finding.message  # all but the first, where an embedding may be frozen
 
 
 @pytest.mark.parametrize(

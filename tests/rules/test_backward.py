@@ -79,7 +79,7 @@ def test_swiglu_under_post_norm_explodes_by_its_own_law():
     step = math.sqrt((1 + 2.04 * 11.7) / (1 + 11.7))
     finding = only(run_of(factors(64, backward=step, placement="post"), placement="post"), "PC301")
     assert finding.value == pytest.approx(1.4, rel=0.01)
-    assert "a norm after each addition" in finding.message
+    assert "A norm after each addition" in finding.message
 
 
 def test_ten_percent_less_a_block_vanishes():
@@ -202,7 +202,7 @@ def test_a_side_stream_that_is_read_through_a_zero_that_learns_is_a_note(reader)
     """Flamingo, arXiv 2204.14198: tanh of a gate that starts at 0, so that the visual stream gets no gradient at first."""
     finding = only(run_of(side_stream(), [parameter("reader", absmax=0.0, **reader)]), "PC302")
     assert (finding.severity, finding.site.site) == ("note", 7)
-    assert "The parameter reader is zero at the start and has a gradient of its own: if it is what reads" in finding.message
+    assert "The parameter reader starts at zero and has a gradient of its own: if it reads" in finding.message
     assert "because" not in finding.message
 
 

@@ -195,14 +195,14 @@ def test_a_stream_that_is_doubled_behind_every_update_of_a_kind_may_be_meant():
         assert finding.severity == severity
         first = 2 * min(doubled)  # the addition of F, which the stream is added to once more
         assert (finding.site.site, finding.site.sublayer) == (first, "attention")
-        assert ("may be meant" in finding.message) == (severity == "warning")
+        assert ("may be intentional" in finding.message) == (severity == "warning")
 
 
 def test_a_norm_behind_a_doubled_stream_hides_its_factor():
     sites = [dataclasses.replace(r, placement="post", stream_rms=1.0) for r in stack(8)]
     (finding,) = judged(sites, doublings=(Doubling(site=11, block=5, module="blocks.5"),))
     assert finding.value == 2
-    assert "The norm behind it hides the factor" in finding.message
+    assert "The norm after it hides the factor" in finding.message
 
 
 def test_a_doubled_last_addition_has_no_site_behind_it():

@@ -49,8 +49,11 @@ def test_a_branch_under_no_grad_is_one_error_in_place_of_warnings():
     (finding,) = judged(model([5], norm2=NONE, mlp=NONE), sites=sites)
     assert (finding.rule, finding.severity) == ("PC303", "error")
     assert (finding.site.site, finding.site.block, finding.site.sublayer) == (11, 5, "mlp")
-    assert "there is no path" in finding.message
-    assert "The 3 parameters h.5.norm2.weight, h.5.mlp.up.weight, h.5.mlp.down.weight (block 5) stay" in finding.message
+    assert "it has no path to the loss" in finding.message
+    assert (
+        "The 3 parameters h.5.norm2.weight, h.5.mlp.up.weight, h.5.mlp.down.weight (block 5) are never trained"
+        in finding.message
+    )
     assert "no_grad" in finding.remedy
 
 
@@ -72,7 +75,7 @@ def test_a_detached_branch_of_a_parallel_block_is_found_though_its_norm_is_train
     sites = at_site(10, grad_update_norm=None)
     (finding,) = judged(model([5], attn=NONE), sites=sites)
     assert (finding.rule, finding.site.site) == ("PC303", 10)
-    assert "The 2 parameters h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) stay" in finding.message
+    assert "The 2 parameters h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) are never trained" in finding.message
 
 
 def test_frozen_and_unobserved_branches_are_silent():
@@ -131,8 +134,11 @@ def test_attention_that_is_dropped_in_one_block_is_found_there():
     (finding,) = judged(parameters, sites=without_attention([5]))
     assert (finding.rule, finding.severity) == ("PC303", "error")
     assert (finding.site.block, finding.site.module) == (5, "h.5.attn")
-    assert "What h.5.attn computes in block 5 is added to nothing" in finding.message
-    assert "The 3 parameters h.5.norm1.weight, h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) stay" in finding.message
+    assert "The output of h.5.attn in block 5 is added to nothing" in finding.message
+    assert (
+        "The 3 parameters h.5.norm1.weight, h.5.attn.qkv.weight, h.5.attn.proj.weight (block 5) are never trained"
+        in finding.message
+    )
 
 
 def test_attention_that_is_dropped_in_every_block_for_a_doubled_stream_is_one_finding():
@@ -140,7 +146,7 @@ def test_attention_that_is_dropped_in_every_block_for_a_doubled_stream_is_one_fi
     doublings = tuple(Doubling(site=2 * block + 1, block=block, module=f"h.{block}") for block in range(BLOCKS))
     (finding,) = judged(parameters, sites=without_attention(range(BLOCKS)), doublings=doublings)
     assert (finding.rule, finding.site.block) == ("PC303", 0)
-    assert "What h.*.attn computes in blocks 0 to 7 is added to nothing" in finding.message
+    assert "The output of h.*.attn in blocks 0 to 7 is added to nothing" in finding.message
 
 
 def test_a_part_that_only_chooses_is_no_branch_that_was_dropped():

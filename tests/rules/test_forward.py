@@ -47,7 +47,7 @@ def test_ten_percent_a_block_is_an_explosion_that_compounds_to_446():
     finding = only(run_of(factors(64, forward=1.1)), "PC201")
     assert finding.severity == "error"
     assert finding.value == pytest.approx(1.1)
-    assert "x1.1 a block" in finding.message
+    assert "x1.1 per block" in finding.message
     assert "x446 over 64 blocks" in finding.message
     assert "It grows as 1.1^block, an exponential, over blocks 16 to 63." in finding.message
 

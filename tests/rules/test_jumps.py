@@ -146,7 +146,7 @@ def test_one_odd_block_beside_the_last_one_does_not_make_the_last_one_odd():
     records = toy(4, at=5, step=lambda stream, update: math.hypot(5 * stream, update))
     (finding,) = judge(run_of(records), select=["PC205"])
     assert finding.site.site == 5
-    assert "beside it" not in finding.message
+    assert "adjacent" not in finding.message
 
 
 def test_the_second_block_after_a_tiny_embedding_is_not_blamed_for_the_embedding():

@@ -32,10 +32,10 @@ def test_the_share_of_lost_elements_decides(swallowed, severities):
 @pytest.mark.parametrize(
     ("stream", "update", "told"),
     [
-        ("bfloat16", "bfloat16", "Rounding of the bfloat16 stream swallows"),
+        ("bfloat16", "bfloat16", "Rounding of the bfloat16 stream discards"),
         # x + F gives fp32, x += F keeps bf16: what was done is not recorded.
-        ("bfloat16", "float32", "Rounding in the sum of a bfloat16 stream and a float32 update swallows"),
-        (None, "bfloat16", "Rounding swallows"),
+        ("bfloat16", "float32", "Rounding in the sum of a bfloat16 stream and a float32 update discards"),
+        (None, "bfloat16", "Rounding discards"),
     ],
 )
 def test_a_dtype_that_rounds_is_named_only_where_both_operands_have_it(stream, update, told):

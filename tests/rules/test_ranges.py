@@ -9,7 +9,7 @@ from synthetic import additive, parameter, run_of
 
 from propcheck.records import Angle, NormRecord
 from propcheck.rules import judge
-from propcheck.rules.ranges import LARGEST, SMALLEST_NORMAL
+from propcheck.rules.dtypes import LARGEST, SMALLEST_NORMAL
 
 WEIGHTS = [parameter("blocks.0.up.weight", numel=10**6), parameter("blocks.0.scale", dtype="float32", numel=100)]
 
@@ -45,17 +45,17 @@ def test_a_stream_that_a_factor_promotes_is_found_where_it_begins():
     (finding,) = drift(records)
     assert (finding.severity, finding.site.site) == ("warning", 0)
     assert (finding.expected, finding.value) == ("bfloat16", "float32")
-    assert "turns from bfloat16 into float32 at site 0" in finding.message
+    assert "changes from bfloat16 to float32 at site 0" in finding.message
     assert "mul with scale (float32)" in finding.message
-    assert "Of the 3 sites behind it 3 found it in float32" in finding.message
+    assert "Of the 3 sites after it, 3 read it in float32" in finding.message
 
 
 def test_so_is_one_that_an_update_promotes():
     records = chained(**wide(2, 3), s1={"update_dtype": "float32"})
     (finding,) = drift(records)
     assert finding.site.site == 1
-    assert "the update that is added there is float32" in finding.message
-    assert "Of the 2 sites behind it 2 found it" in finding.message
+    assert "the update added there is float32" in finding.message
+    assert "Of the 2 sites after it, 2 read it" in finding.message
 
 
 def test_a_stream_that_every_block_casts_back_and_promotes_again_is_one_finding():
@@ -131,8 +131,8 @@ def test_coarse_angles_are_one_finding_at_the_worst():
     (finding,) = drift(angles=(angle(0.3), angle(4.0, "rotary", parameter="rotary.frequencies", block=None), angle(0.01)))
     assert (finding.value, finding.site.module, finding.site.parameter) == (4.0, "rotary", "rotary.frequencies")
     assert "angles up to 2047" in finding.message or "angles up to 2050" in finding.message
-    assert "known to 4 only: rotary.frequencies is bfloat16" in finding.message
-    assert "So it is at 1 more place" in finding.message
+    assert "only accurate to 4: rotary.frequencies is bfloat16" in finding.message
+    assert "The same holds at 1 more place" in finding.message
     assert not drift(angles=(angle(0.05),))
 
 
@@ -201,7 +201,7 @@ def test_a_norm_whose_squares_overflow_is_an_error_at_that_norm():
     assert (finding.severity, finding.site.module, finding.site.site) == ("error", "blocks.1.norm", 2)
     assert "everything above 256 has an infinite square" in finding.message
     assert "reaches 1200 (RMS 300), and 100 % of its vectors come out as zero" in finding.message
-    assert "So it is at 1 more norm" in finding.message
+    assert "The same holds at 1 more norm" in finding.message
 
 
 def test_a_bias_does_not_hide_it():

@@ -161,7 +161,7 @@ def test_no_parameter_breaks_a_rule(seed):
 def test_a_model_without_blocks_is_judged_by_site():
     records = [dataclasses.replace(r, block=None) for r in factors(64, forward=1.21)]
     (finding,) = rules.judge(run_of(records), select=["PC201"])
-    assert "x1.1 a site" in finding.message
+    assert "x1.1 per site" in finding.message
     assert "over 128 sites" in finding.message
 
 

@@ -61,10 +61,7 @@ def test_growth_over_one_addition_is_the_branchs_where_its_parameters_show_it():
     records = with_step([dataclasses.replace(r, param_grad_norm=r.grad_sum_norm) for r in additive(16)], 11, over=3.0)
     (other,) = judged(records)
     assert other.severity == "note"
-    assert (
-        "Another reader of the stream there (a loss or a head on an inner block, which is no fault) may add this."
-        in other.message
-    )
+    assert "Another reader of the stream (a loss or a head on an inner block, which is no fault) may add this." in other.message
     assert other.remedy.startswith("Nothing, if something else reads the stream there")
     records[11] = dataclasses.replace(records[11], param_grad_norm=3 * records[11].param_grad_norm)
     (own,) = judged(records)
@@ -105,7 +102,7 @@ def test_one_that_is_detached_in_every_block_is_one_finding():
     records = [dataclasses.replace(r, grad_stream_norm=None if r.site % 2 else r.grad_stream_norm) for r in detached(11)]
     (finding,) = judged(records)
     assert finding.site.site == 1
-    assert "It is so at 15 more sites." in finding.message
+    assert "The same holds at 15 more sites." in finding.message
 
 
 def test_a_stream_without_a_gradient_is_silent_where_nothing_was_to_get_one():

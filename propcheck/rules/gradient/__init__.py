@@ -1,6 +1,19 @@
 """Rules of the gradient: PC301 to PC306."""
 
-from propcheck.rules import backward, dead, steps
-from propcheck.rules.gradient import no_gradient
+from propcheck.rules.gradient import (
+    dead_gradient,
+    exploding_gradient,
+    gradient_step,
+    no_gradient,
+    nonfinite_gradient,
+    vanishing_gradient,
+)
 
-RULES = (*backward.RULES, *dead.RULES, *steps.RULES, no_gradient.RULE)
+RULES = (
+    exploding_gradient.RULE,
+    vanishing_gradient.RULE,
+    dead_gradient.RULE,
+    no_gradient.RULE,
+    nonfinite_gradient.RULE,
+    gradient_step.RULE,
+)

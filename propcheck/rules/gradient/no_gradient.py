@@ -1,4 +1,4 @@
-"""Trainable parameters that no gradient reaches: PC304."""
+"""PC304: a trainable parameter has no path to the loss."""
 
 from __future__ import annotations
 
@@ -7,54 +7,14 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.idle_experts import idle_parameters
 from propcheck.formatting import count
 from propcheck.records import Place
-from propcheck.rules.dead import untrained
+from propcheck.rules.gradient.dead_gradient import reported_parameters
 from propcheck.rules.module_groups import group_hit, group_subject, module_groups, parameters_of
-from propcheck.rules.rule import Hit, Rule
+from propcheck.rules.rule import Example, Hit, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from propcheck.analysis.profile import Profile
     from propcheck.records import Run
-
-
-def _no_gradient(_curve: Profile, run: Run, _limit: float) -> Sequence[Hit]:
-    trained = [p for p in run.parameters if p.kind == "parameter" and p.requires_grad and p.grad_state is not None]
-    without = [p for p in trained if p.grad_state == "none"]
-    if without and len(without) == len(trained):
-        return [
-            Hit(
-                sites=(),
-                place=Place(),
-                metric="grad_state",
-                value="none",
-                expected="norm",
-                message=f"No parameter has a path to the loss: none of the {count(len(trained), 'trainable parameter')} gets a "
-                "gradient, so a step of training changes nothing.",
-                severity="error",
-                remedy="Look for what cuts the graph between the loss and everything before it: a no_grad or detach, or "
-                "reentrant checkpointing over a frozen embedding (its input needs no gradient; use use_reentrant=False, or "
-                "call requires_grad_() on the embedding's output).",
-            )
-        ]
-    apart = idle_parameters(run) | untrained(run)
-    hits = []
-    for kind in module_groups(trained, {p.name for p in without if p.used is not False and p.name not in apart}):
-        records = parameters_of(kind)
-        used = ", used in the forward pass" if all(record.used for record in records) else ""
-        are, have, at = ("is", "has", "it") if len(kind) == 1 else ("are", "have", "them")
-        hits.append(
-            group_hit(
-                kind,
-                metric="grad_state",
-                value="none",
-                expected="norm",
-                message=f"{group_subject(kind)} {are} trainable{used} and {have} no path to the loss: no gradient arrives at "
-                f"{at}, not even zero.",
-            )
-        )
-    return hits
-
+    from propcheck.rules.module_groups import ModuleGroup
 
 RULE = Rule(
     scope="run",
@@ -62,19 +22,64 @@ RULE = Rule(
     name="no-gradient",
     severity="warning",
     threshold=0.0,
-    unit="trainable parameters without a path to the loss; this rule always judges at 0; an error where none has one",
+    unit="trainable parameters without a path to the loss; this rule always judges at 0; an error if none has one",
     sees="Trainable parameters that the backward pass does not reach.",
-    why="The optimiser never changes them: what they compute stays as it was drawn. Where it is all of them, training does "
-    "nothing while the loss is printed as ever.",
-    formula="grad_state is none, requires_grad is true, and the forward pass used the parameter or that was not observed (else "
-    "PC501 reports it). The highest module all of whose trainable parameters are so is reported, those of one name in several "
-    "blocks together; where no trainable parameter has a path, one for the model. Experts that got no token in this batch are "
-    "not meant, while a sibling has a gradient; nor are whole branches, which PC303 reports. A gradient that is exactly zero "
-    "has a path and is no matter of this rule.",
-    basis="No threshold: autograd either reaches a parameter or does not. A part is a warning only, because designs exist in "
-    "which something else trains it (a bias of the router that is updated by hand, an index that has a loss of its own).",
+    why="The optimiser never changes them: what they compute stays at its initial values. If that holds for all of them, "
+    "training does nothing, while the loss is printed as usual.",
+    formula="grad_state is none, requires_grad is true, and the forward pass used the parameter or its use was not observed "
+    "(unused ones are PC501). The highest module all of whose trainable parameters are affected is reported, those of one name "
+    "in several blocks together. If no trainable parameter has a path, there is one finding for the model. Experts that got no "
+    "token in this batch do not count while a sibling has a gradient, nor do whole branches, which PC303 reports. A gradient "
+    "that is exactly zero has a path and is not judged here.",
+    basis="No threshold: autograd either reaches a parameter or does not. It is only a warning for a part of the model, "
+    "because in some designs something else trains the part (a router bias that is updated by hand, an index with a loss of "
+    "its own).",
     source="huggingface/transformers issue 21381 (frozen embedding and reentrant checkpointing: no path at all).",
-    remedy="Look for a detach, a no_grad, an argmax or a cast to integers between it and the loss; if it is not to be trained, "
-    "say requires_grad = False.",
-    check=_no_gradient,
+    remedy="Look for a detach, a no_grad, an argmax or a cast to integers between the parameter and the loss. If it is not "
+    "meant to be trained, set requires_grad = False.",
+    example=Example(
+        broken="gate = (self.gate(x) > 0).to(x.dtype)  # a comparison has no gradient",
+        repaired="gate = torch.sigmoid(self.gate(x))",
+    ),
 )
+
+
+@RULE.checked_by
+def check(_profile: Profile, run: Run, _threshold: float) -> list[Hit]:
+    """Judge the trainable parameters that autograd does not reach."""
+    trainable = [p for p in run.parameters if p.kind == "parameter" and p.requires_grad and p.grad_state is not None]
+    without_path = [p for p in trainable if p.grad_state == "none"]
+    if without_path and len(without_path) == len(trainable):
+        return [_whole_model(len(trainable))]
+    reported_elsewhere = idle_parameters(run) | reported_parameters(run)
+    affected = {p.name for p in without_path if p.used is not False and p.name not in reported_elsewhere}
+    return [_hit(group) for group in module_groups(trainable, affected)]
+
+
+def _whole_model(trainable: int) -> Hit:
+    return Hit(
+        sites=(),
+        place=Place(),
+        metric="grad_state",
+        value="none",
+        expected="norm",
+        message=f"No parameter has a path to the loss: none of the {count(trainable, 'trainable parameter')} gets a gradient, "
+        "so a training step changes nothing.",
+        severity="error",
+        remedy="Look for what cuts the graph between the loss and everything before it: a no_grad or detach, or reentrant "
+        "checkpointing over a frozen embedding (its input needs no gradient; use use_reentrant=False, or call requires_grad_() "
+        "on the embedding's output).",
+    )
+
+
+def _hit(group: ModuleGroup) -> Hit:
+    used = ", used in the forward pass" if all(p.used for p in parameters_of(group)) else ""
+    are, have, them = ("is", "has", "it") if len(group) == 1 else ("are", "have", "them")
+    return group_hit(
+        group,
+        metric="grad_state",
+        value="none",
+        expected="norm",
+        message=f"{group_subject(group)} {are} trainable{used} and {have} no path to the loss. The optimiser never changes "
+        f"{them}.",
+    )

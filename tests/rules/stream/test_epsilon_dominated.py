@@ -35,13 +35,13 @@ def test_a_norm_below_its_eps_tells_input_output_branch_and_cause():
     )
     for part in (
         "The 4 norms blocks.*.linear_attn.norm.weight (blocks 0 to 3)",
-        "RMS 1.4e-4 in block 0, where the root of the eps is 0.001",
+        "RMS 1.4e-4 in block 0, where the root of eps is 0.001",
         "for 100 % of the vectors the mean square is below 10 eps.",
-        "eps, not the signal, decides what it gives: RMS 0.12, where without eps it would be 1 (the RMS of its gain)",
+        "eps, not the signal, sets the scale of its output: RMS 0.12, where without eps it would be 1 (the RMS of its gain)",
         "The branch adds RMS 0.19 to a stream of RMS 3.42.",
         # 0.02 sqrt(12) = 0.0693
-        "the convolution blocks.0.linear_attn.conv1d.weight has std 0.02, normal_(std=0.02); torch's default for its 4 inputs",
-        "has 0.289, so what passes it is x0.0693 of that.",
+        "the convolution blocks.0.linear_attn.conv1d.weight has std 0.02, normal_(std=0.02). torch's default for its 4 inputs",
+        "has 0.289: its output is x0.0693 of that.",
     ):
         assert part in finding.message
 
@@ -79,7 +79,7 @@ def test_a_normalisation_to_length_1_is_judged_by_the_sum_of_squares():
     changes = {"kind": "length", "width": 100, "gain": None, "parameter": None, "input_rms": 5e-5}
     (finding,) = judged(deltanet(1, output_rms=0.0447, **changes))
     assert finding.severity == "warning"
-    assert "vectors of length 5e-4 in block 1, where the root of the eps is 0.001" in finding.message
+    assert "vectors of length 5e-4 in block 1, where the root of eps is 0.001" in finding.message
     assert "the sum of squares is below 10 eps" in finding.message
     assert "RMS 0.0447, where without eps it would be 0.1 (1 / root of the width)" in finding.message
     assert finding.message.startswith("The norm in blocks.1.linear_attn.norm reads")
@@ -88,7 +88,7 @@ def test_a_normalisation_to_length_1_is_judged_by_the_sum_of_squares():
 def test_an_output_that_was_not_seen_is_told_by_the_law():
     # sqrt(s / (s + eps)) at s = eps / 4.
     (finding,) = judged(deltanet(1, input_rms=5e-4, output_rms=None))
-    assert "about x0.447 of what it would give without" in finding.message
+    assert "about x0.447 of what it would be without eps" in finding.message
 
 
 def test_a_norm_that_reads_zeros_is_a_note():
