@@ -28,7 +28,7 @@ LAYERS = (
     ("targets",),
     ("config",),
     ("records",),
-    ("formatting", "errors", "progress"),
+    ("formatting", "errors", "progress", "seeding"),
 )
 LEVEL = {name: level for level, names in enumerate(reversed(LAYERS)) for name in names}
 # The same file name in two packages where both mean the same thing, each in its package's way.
