@@ -33,7 +33,8 @@ RULE = Rule(
     "blocks has a gradient (a head that starts at zero), an error if no parameter has one, else a warning. A loss that is not "
     "finite is left to PC209 and PC305. A loss below ln V is not judged.",
     basis="At the published initialisation of Qwen3.8-27B the ratio is 1.08. 1.5 is reached at s = sqrt(ln V), which is 0.71 "
-    "of the std where the softmax concentrates on a few entries (PC402). 1.5 is our own choice; we found no published value.",
+    "of the std where the softmax concentrates on a few entries (PC402). 1.5 is this tool's own choice; no published cut-off "
+    "was found.",
     source="huggingface/transformers pull request 26441 (an untied head with std 1: a first loss of about 110, and 11 with std "
     "1 / sqrt(width)); the mean of exp(x) of a normal x, exp(s^2 / 2); Derrida 1981, Phys. Rev. B 24, 2613 (sums of "
     "exponentials of many independent normal numbers).",

@@ -41,8 +41,8 @@ RULE = Rule(
     "weights spread. Attention whose weights were not observed is not judged. One finding per kind of sublayer.",
     basis="sqrt(2 ln V) is where the random energy model, the softmax of independent normal logits, freezes. In attention, "
     "logits above 1000 were seen before loss spikes and above 10,000 in runs that diverged; both were seen during training, "
-    "not at its start, so this is never more than a warning. The limit on the entropy is our own choice. A bias of -m x "
-    "distance alone leaves an entropy of -ln(1 - e^-m) + m / (e^m - 1), however long the context. For ALiBi's slopes, all "
+    "not at its start, so this is never more than a warning. The limit on the entropy is this tool's own choice. A bias of -m "
+    "x distance alone leaves an entropy of -ln(1 - e^-m) + m / (e^m - 1), however long the context. For ALiBi's slopes, all "
     "below 1, that is above 1.04, and so above 0.1 ln(keys) for up to 33,000 keys even if all heads had the steepest slope. "
     "Independent normal logits of std 250 leave 0.019 over 256 keys, 0.0034 of ln 256.",
     source="Derrida 1981, Phys. Rev. B 24, 2613; Press 2021, arXiv 2108.12409 (ALiBi); Giorlandino and Goldt 2025, arXiv "

@@ -3,14 +3,14 @@
 from propcheck.rules.parameters import (
     init_outliers,
     init_scale,
-    non_finite_parameter,
+    nonfinite_parameter,
     norm_gain,
     symmetric_units,
     uninitialized_parameter,
 )
 
 RULES = (
-    non_finite_parameter.RULE,
+    nonfinite_parameter.RULE,
     uninitialized_parameter.RULE,
     symmetric_units.RULE,
     init_scale.RULE,

@@ -52,10 +52,10 @@ RULE = Rule(
     "Step biases (vectors added before a softplus whose result is the step of a recurrence): softplus(mean) below "
     f"{MIN_STEP:g} / threshold or above {MAX_STEP:g} x threshold. The mean stands for the vector, whose values are not stored. "
     "A warning in state-space sublayers, where the harm was reported; a note elsewhere.",
-    basis="Sampling noise is accounted for, so the threshold only says which differences matter. 1.5 is our own choice, as in "
-    "PC205; we found no published value. A depth factor that one block missed is sqrt(2 x blocks), 4.9 at 12 blocks. "
-    "torch's default for linear layers differs from std 0.02 by x2.6 at width 128, and by only x1.04 at width 768, which is "
-    "not reported. Schemes that count depth in blocks rather than sublayers differ by 1.41 and are not reported.",
+    basis="Sampling noise is accounted for, so the threshold only says which differences matter. 1.5 is this tool's own "
+    "choice, as in PC205; no published cut-off was found. A depth factor that one block missed is sqrt(2 x blocks), 4.9 at 12 "
+    "blocks. torch's default for linear layers differs from std 0.02 by x2.6 at width 128, and by only x1.04 at width 768, "
+    "which is not reported. Schemes that count depth in blocks rather than sublayers differ by 1.41 and are not reported.",
     source="None for a single block. In all blocks: huggingface/transformers issue 47458 (a depth factor whose name test never "
     "matched; scales off by 4.9) and facebookresearch/lingua issue 39 (a depth factor on q, k and v too). Step sizes: Gu and "
     "Dao 2023, arXiv 2312.00752 (softplus(bias) drawn from 0.001 to 0.1); fla-org/flash-linear-attention pull request 739 "
@@ -63,10 +63,9 @@ RULE = Rule(
     remedy="Initialise this weight like its siblings. Look for a module that was created or replaced after the init function "
     "ran, or that the function does not recognise by name.",
     example=Example(
-        broken='for name, module in model.named_modules():  # gives "blocks.3.attn.c_proj"\n'
-        '    if name == "c_proj":\n'
-        "        nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers))",
-        repaired='    if name.endswith("c_proj"):',
+        broken='if name == "c_proj":  # named_modules() gives "blocks.3.attn.c_proj"\n'
+        "    nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers))",
+        repaired='if name.endswith("c_proj"):\n    nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers))',
     ),
 )
 

@@ -37,8 +37,8 @@ RULE = Rule(
     "Direct reads: bare_read is true, and stream_rms / norm_output_rms differs from 1 by more than the threshold. This is a "
     "note, because a gate (as in a highway network) or a router may read the stream directly on purpose, and the records do "
     "not show what the sublayer does with it.",
-    basis="Norms start with gain 1 in all common architectures, so any other gain needs a reason. 1.5 is our own choice, as in "
-    "PC104 and PC205; we found no published value. The reported fault is a gain of exactly 2.",
+    basis="Norms start with gain 1 in all common architectures, so any other gain needs a reason. 1.5 is this tool's own "
+    "choice, as in PC104 and PC205; no published cut-off was found. The reported fault is a gain of exactly 2.",
     source="Ba 2016, arXiv 1607.06450, and Zhang and Sennrich 2019, arXiv 1910.07467 (gains start at 1); "
     "huggingface/transformers issue 40224 (ones in a norm that adds 1 itself: a gain of 2 in every norm); "
     "facebookresearch/xformers pull request 233 (a pre-norm wrapper that normalised only the first of query, key and value).",
