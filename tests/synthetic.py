@@ -4,8 +4,18 @@ import dataclasses
 import math
 
 from propcheck.records import EngineInfo, InputInfo, LossInfo, ModelInfo, NormRecord, ParameterRecord, Run, SiteRecord
+from propcheck.rules import judge
 
 WIDTH = 5120
+
+
+def broken_rules(run, **options):
+    return [finding.rule for finding in judge(run, **options)]
+
+
+def only_finding(run, rule):
+    (finding,) = judge(run, select=[rule])
+    return finding
 
 
 def run_of(sites, parameters=(), *, seeds=(0,), loss=7.0, placement="pre", **changes):

@@ -53,7 +53,7 @@ def _paragraphs(rule: Rule) -> list[str]:
         f"Default severity: {rule.severity}.{threshold}",
         f"**What it sees.** {rule.sees}",
         f"**Why it matters.** {rule.why}",
-        *(_example(rule.example) if rule.example else []),
+        *_example(rule.example),
         f"**What to do.** {rule.remedy}",
         f"**How it judges.** {rule.formula}",
         f"**How the threshold was chosen.** {rule.basis}",

@@ -113,7 +113,7 @@ class Rule:
     basis: str
     source: str
     remedy: str
-    example: Example | None = None
+    example: Example
     scope: Literal["stream", "run"] = "stream"
     seeds: Literal["median", "any"] = "median"
     caused_by: tuple[tuple[str, Relation], ...] = ()

@@ -30,11 +30,11 @@ RULE = Rule(
     why="fp16 ends at 65504, and squares exceed that from 256 on. A norm whose mean square overflowed divides by infinity: its "
     "output is zero, finite everywhere, and the sublayer reads nothing. Streams grow in training, so one that starts near the "
     "limit passes it. Below 6.1e-5 fp16 numbers lose one bit with each halving.",
-    formula="Warning: sum_absmax / largest number of the sum's dtype > threshold. Error: a norm with zero_share > 0 (non-zero "
-    "vectors that come out as zero), or with an output RMS below half its gain while its mean square is above 100 eps. Its "
-    "gain must not be zero, and its input must exceed the root of the largest number of the dtype that it computes in (half of "
-    "that if it subtracts the mean). Note: stream_rms or update_rms is above 0 and below the smallest normal number of its "
-    "dtype.",
+    formula="Warning: sum_absmax / largest number of the sum's dtype > threshold.\n\n"
+    "Error: a norm with zero_share > 0 (non-zero vectors that come out as zero), or with an output RMS below half its "
+    "gain while its mean square is above 100 eps. Its gain must not be zero, and its input must exceed the root of the "
+    "largest number of the dtype that it computes in (half of that if it subtracts the mean).\n\n"
+    "Note: stream_rms or update_rms is above 0 and below the smallest normal number of its dtype.",
     basis="1/16 leaves a factor of 16 for training and is this tool's own; no published cut-off was found. However near the "
     "limit, it is no error: nothing is lost until the sum is infinite, which is PC209. The bound on squares is arithmetic: "
     "256^2 = 65536 > 65504. So is the smallest normal number, 2^-14.",

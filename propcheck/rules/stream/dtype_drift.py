@@ -33,11 +33,11 @@ RULE = Rule(
     "256 (bf16) or 2048 (fp16) not every position is a number of its own, and a rotation by a position that is off by radians "
     "is random.",
     formula="One finding for each of three faults. (1) promoted is not null at a site: a function on the stream that is no "
-    "cast made it wider since the last sum. Or the addition does: the stream has the dtype of most parameters, and the update "
-    "a wider one. A stream that is wide from its beginning, by a cast, or under autocast is not flagged. (2) fp64_error > "
-    "threshold: a bf16 or fp16 buffer differs from its recorded calls run in fp64 by more than one rounding to its own dtype "
-    "explains, in units of its largest number. (3) The rounding error in the angles of a sine or cosine may exceed threshold "
-    "radians.",
+    "cast made it wider since the last sum. Or the addition does: the stream has the dtype of most parameters, and the "
+    "update a wider one. A stream that is wide from its beginning, by a cast, or under autocast is not flagged.\n\n"
+    "(2) fp64_error > threshold: a bf16 or fp16 buffer differs from its recorded calls run in fp64 by more than one "
+    "rounding to its own dtype explains, in units of its largest number.\n\n"
+    "(3) The rounding error in the angles of a sine or cosine may exceed threshold radians.",
     basis="An angle that is off by e moves sine and cosine by up to e, and they are at most 1, so one number serves for both: "
     "0.1 is a tenth of a radian, 6 degrees, or a tenth of the largest cosine, 26 times the rounding of bf16 (1/256). It is "
     "this tool's own. Computed in bf16, tables of 2048 positions are off by 2, the whole range. Frequencies alone are off by "

@@ -30,17 +30,20 @@ RULE = Rule(
     "computed but never added; and adapters both of whose matrices are zero.",
     why="The branch stays at its initial values however long the model trains, while the loss falls by what the others learn.",
     formula="Untrained branch: grad_sum_norm or grad_update_norm > 0, and grad_state of every trainable parameter of the "
-    "site's branch is zero or none (of every matrix, if no path leads into the update: a norm may be shared with the other "
-    "branch of a parallel block). Never added: used parameters of a block that are in no branch and have grad_state none, at "
-    "least one of them a matrix, while the same parameters of a later block are in a branch and have a gradient, or while the "
-    "block adds the stream to itself. Zero pair: two linear matrices in a row in one branch (the outputs of one are as many as "
-    "the inputs of the other, nearest by name) that are entirely zero with a gradient of exactly zero, while no zero of that "
-    "branch has a gradient: a zero with a gradient may block the others until the first step. So these are not flagged: an "
-    "adapter with one zero matrix, and an output projection, scale or gate that starts at zero and is trained, even if several "
-    "branches share it (ReZero, adaLN-zero, a gate outside the blocks). The bias of a norm or matrix that is not zero, or that "
-    "is part of the pair, blocks nothing. Not judged: experts without a token, branches masked by stochastic depth, and "
-    "unobserved parameters. A parameter that several branches share counts in the first. If the update is zero too, PC203 is "
-    "reported instead. A gradient that ends before the site is PC302, a model without any gradient PC304.",
+    "site's branch is zero or none (of every matrix, if no path leads into the update: a norm may be shared with the "
+    "other branch of a parallel block).\n\n"
+    "Never added: used parameters of a block that are in no branch and have grad_state none, at least one of them a "
+    "matrix, while the same parameters of a later block are in a branch and have a gradient, or while the block adds "
+    "the stream to itself.\n\n"
+    "Zero pair: two linear matrices in a row in one branch (the outputs of one are as many as the inputs of the other, "
+    "nearest by name) that are entirely zero with a gradient of exactly zero, while no zero of that branch has a "
+    "gradient: a zero with a gradient may block the others until the first step. So these are not flagged: an adapter "
+    "with one zero matrix, and an output projection, scale or gate that starts at zero and is trained, even if several "
+    "branches share it (ReZero, adaLN-zero, a gate outside the blocks). The bias of a norm or matrix that is not zero, "
+    "or that is part of the pair, blocks nothing.\n\n"
+    "Not judged: experts without a token, branches masked by stochastic depth, and unobserved parameters. A parameter "
+    "that several branches share counts in the first. If the update is zero too, PC203 is reported instead. A gradient "
+    "that ends before the site is PC302, a model without any gradient PC304.",
     basis="No threshold: an exact zero does not come from rounding, and a product of two zero factors has a zero gradient in "
     "both.",
     source="nvidia-cosmos/cosmos-predict2.5 pull request 15 (an init that ran after the adapters were added set their first "

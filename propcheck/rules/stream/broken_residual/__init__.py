@@ -26,14 +26,15 @@ RULE = Rule(
     "only through that sublayer. x + x instead of x + F multiplies the stream by 2 per block, 2^16 = 65536 over 16 blocks, and "
     "leaves the sublayer out of the model.",
     formula="Missing: a block lacks an addition that the three blocks on each side have (at least two thirds of them; mixers "
-    "of different kinds count as alike), a new stream of the same width begins there (not required in the first and last "
-    "block, where none can), and the matrices of that sublayer are used but are in no branch. Not judged if more than an "
-    "eighth of the blocks (and more than one) would be affected, if some place could not be observed (PC503), or for "
-    "convolutions and other kinds, whose stages lack additions by design. Doubled: both operands of an addition carry the "
-    "stream, x + x or x + (x + F), and the stream is larger after it (unless a norm hides that). It is only a warning if x + "
-    "(x + F) follows every update of its kind. Wrong sum: add_error x update_rms > threshold x u (sum_rms + n (stream_rms + "
-    "update_rms)) plus 1e-5 of the update. Here u is the unit roundoff of the coarser operand (bf16 2^-8, fp16 2^-11, fp32 "
-    "2^-24), update_rms is summed over the n + 1 updates of a parallel block, and n = 1 if there is one update.",
+    "of different kinds count as alike), a new stream of the same width begins there (not required in the first and "
+    "last block, where none can), and the matrices of that sublayer are used but are in no branch. Not judged if more "
+    "than an eighth of the blocks (and more than one) would be affected, if some place could not be observed (PC503), "
+    "or for convolutions and other kinds, whose stages lack additions by design.\n\n"
+    "Doubled: both operands of an addition carry the stream, x + x or x + (x + F), and the stream is larger after it "
+    "(unless a norm hides that). It is only a warning if x + (x + F) follows every update of its kind.\n\n"
+    "Wrong sum: add_error x update_rms > threshold x u (sum_rms + n (stream_rms + update_rms)) plus 1e-5 of the "
+    "update. Here u is the unit roundoff of the coarser operand (bf16 2^-8, fp16 2^-11, fp32 2^-24), update_rms is "
+    "summed over the n + 1 updates of a parallel block, and n = 1 if there is one update.",
     basis="BLT has x + (x + F) at every place of one kind (the cross-attention of each decoder layer), and it trains; if that "
     "compounds, PC201 reports it. A sum that is rounded once is off by at most u times itself, in RMS too. Each partial sum or "
     "product before it adds at most u times its terms. 1e-5 covers sums fused with a product, which add in another order. The "
