@@ -64,9 +64,9 @@ def check(_profile: Profile, run: Run, threshold: float) -> list[Hit]:
             metric="loss",
             value=loss.value,
             expected=loss.uniform,
-            message=f"The first loss is {number(loss.value)}, x{number(loss.value / loss.uniform)} that of a uniform guess, "
-            f"ln(vocabulary) = {number(loss.uniform)}. The model starts out confident and wrong, and the first training steps "
-            f"go into shrinking its logits.{_explanation(loss)}",
+            message=f"The first loss is {number(loss.value)}, {number(loss.value / loss.uniform)} times that of a uniform "
+            f"guess, ln(vocabulary) = {number(loss.uniform)}. The model starts out confident and wrong, and the first training "
+            f"steps go into shrinking its logits.{_explanation(loss)}",
         )
     ]
 
@@ -109,6 +109,7 @@ def _equal_logits_hit(run: Run, value: float, uniform: float) -> Hit:
         cause = "No parameter gets a gradient, so training cannot change this."
         remedy = "Check the head's input and its weight: both are zero, or the path to the loss is cut."
     message = (
-        f"All logits of a token are equal, so the first loss is {number(value)}, ln(vocabulary) = {number(uniform)}. {cause}"
+        f"All logits of a token are equal (standard deviation 0), so the first loss is {number(value)}, that of a uniform "
+        f"guess: ln(vocabulary) = {number(uniform)}. {cause}"
     )
     return Hit((), where, "logit_std", 0.0, "above 0", message, severity, remedy)

@@ -49,7 +49,7 @@ RULE = Rule(
     "2505.24333 (attention at initialisation as a random energy model: entropy collapse at large query and key weights); "
     "Wortsman 2023, arXiv 2309.14322, and Dehghani 2023, arXiv 2302.05442 (growth of attention logits; the levels are taken "
     "from secondary reports); huggingface/transformers pull request 26441.",
-    remedy="Initialise the head with std 1 / sqrt(width), or divide its logits.",
+    remedy="Initialise the head with std 1 / sqrt(width), or scale its logits down.",
     example=Example(
         broken="scores = q @ k.transpose(-2, -1)",
         repaired="scores = q @ k.transpose(-2, -1) * head_width**-0.5",
@@ -78,8 +78,9 @@ def _output_logit_hits(run: Run, threshold: float) -> list[Hit]:
             value=spread,
             expected=critical,
             message=f"The logits have a standard deviation of {number(spread)} over the vocabulary, "
-            f"x{number(spread / critical)} the limit of sqrt(2 ln V) = {number(critical)}. Above it, the softmax of random "
-            f"logits concentrates on a few entries: the first predictions are close to one-hot, and wrong.{_head_scale(head)}",
+            f"{number(spread / critical)} times the limit of sqrt(2 ln V) = {number(critical)}. Above it, the softmax of "
+            f"random logits concentrates on a few entries: the first predictions are close to one-hot, and "
+            f"wrong.{_head_scale(head)}",
         )
     ]
 
@@ -98,7 +99,7 @@ def _head_weight(run: Run, uniform: float) -> ParameterRecord | None:
 def _head_scale(head: ParameterRecord | None) -> str:
     if head is None or head.std is None:
         return ""
-    calls = f", {head.init_calls}" if head.init_calls else ""
+    calls = f" ({head.init_calls})" if head.init_calls else ""
     width = head.shape[1]
     return (
         f" The head {head.name} has std {number(head.std)}{calls}: an input of RMS 1 gives logits of std "

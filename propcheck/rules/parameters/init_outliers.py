@@ -68,8 +68,9 @@ def _hit(group: Sequence[ParameterRecord], ratios: Mapping[str, float]) -> Hit:
         value=ratio,
         expected=expected,
         message=f"{subject(group)} {verb(group, 'is', 'are')} drawn from a normal distribution ({worst.init_calls}), but the "
-        f"largest value{where}, {number(worst.absmax)}, is {number(ratio)} times the RMS; {worst.numel} normal numbers reach "
-        f"{number(expected)}. A few broken values then dominate the weight, whose mean is {number(worst.mean)}.",
+        f"largest value{where}, {number(worst.absmax)}, is {number(ratio)} times the RMS; the largest of {worst.numel} normal "
+        f"numbers is about {number(expected)} times. A few broken values then dominate the weight, whose mean is "
+        f"{number(worst.mean)}.",
     )
 
 

@@ -117,7 +117,7 @@ def _sibling_hit(outliers: Sequence[ParameterRecord], others: Sequence[Parameter
         value=worst.std,
         expected=usual,
         message=f"{subject(outliers)} {verb(outliers, 'has', 'have')} std {number(worst.std)} ({worst.init_calls}), "
-        f"x{number((worst.std or 0.0) / usual)} the {number(usual)} ({others[0].init_calls}) of the "
+        f"{number((worst.std or 0.0) / usual)} times the {number(usual)} ({others[0].init_calls}) of the "
         f"{count(len(others), 'parameter')} of the same name before and after it. {its} outputs start at another scale than "
         f"those of the siblings; the init function probably missed {it}.",
     )

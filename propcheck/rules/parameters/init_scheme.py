@@ -179,7 +179,7 @@ def _hit(group: Sequence[ParameterRecord], expected: Mapping[str, _Expected], sc
         value=std,
         expected=match.std,
         message=f"{subject(group)} {verb(group, 'has', 'have')} std {number(std)}{_in_worst(group, worst)} "
-        f"({worst.init_calls}), x{number(std / match.std)} the {number(match.std)} that the declared scheme {scheme.name} "
+        f"({worst.init_calls}), {number(std / match.std)} times the {number(match.std)} that the declared scheme {scheme.name} "
         f"gives {_KIND_NAMES[match.kind]}{depth}.{cause}",
         remedy=remedy,
     )

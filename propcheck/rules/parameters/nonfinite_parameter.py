@@ -55,7 +55,9 @@ def _hit(group: Sequence[ParameterRecord]) -> Hit:
     calls = {p.init_calls for p in group}
     made_by = f", made by {next(iter(calls))}" if len(calls) == 1 else ""
     vectors = all(len(p.shape) == 1 and p.numel > 1 for p in group)
-    consequence = " Each is one head or channel, and no gradient repairs it." if vectors else ""
+    consequence = (
+        "Each is one head or channel, and no gradient repairs it." if vectors else "They spread to all that uses them."
+    )
     return Hit(
         sites=(),
         place=place(group[0]),
@@ -63,7 +65,7 @@ def _hit(group: Sequence[ParameterRecord]) -> Hit:
         value=nonfinite,
         expected=0.0,
         message=f"{subject(group)} {verb(group, 'contains', 'contain')} {count(nonfinite, f'{_value_kind(group)} element')} of "
-        f"{elements} (expected 0){made_by}.{consequence}",
+        f"{elements} (expected 0){made_by}. {consequence}",
     )
 
 

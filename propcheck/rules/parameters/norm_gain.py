@@ -73,7 +73,7 @@ def _gain_hit(group: Sequence[NormRecord], profile: Profile, run: Run) -> Hit:
         value=gain,
         expected=1.0,
         message=f"{subject(group)} {applies} a gain of RMS {number(gain)} at initialisation, where 1 is usual: {its} "
-        f"{'exactly zero' if gain == 0 else f'x{number(gain)} the usual scale'}.{_added_one(worst, run)}",
+        f"{'exactly zero' if gain == 0 else f'{number(gain)} times the usual scale'}.{_added_one(worst, run)}",
         severity="note" if worst.place == "inside" else None,
     )
 

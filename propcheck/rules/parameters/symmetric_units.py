@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from propcheck.analysis.name_patterns import folded, path, place, subject, verb
-from propcheck.formatting import count
 from propcheck.rules.parameters.drawn_weights import drawn_parameters
 from propcheck.rules.rule import Example, Hit, Rule
 
@@ -61,16 +60,19 @@ def check(_profile: Profile, run: Run, threshold: float) -> list[Hit]:
 def _hit(group: Sequence[ParameterRecord], equal_rows: Mapping[str, int]) -> Hit:
     worst = max(group, key=lambda p: equal_rows[p.name] / p.shape[0])
     equal, rows = equal_rows[worst.name], worst.shape[0]
-    repeated = f"all {rows} rows are equal" if equal == rows - 1 else f"{equal} of {count(rows, 'row')} repeat an earlier row"
-    where = "" if len(group) == 1 else f" in {worst.name}"
+    where = "" if len(group) == 1 else f" of {worst.name}"
+    if equal == rows - 1:
+        repeated = f"all {rows} rows{where} are equal"
+    else:
+        repeated = f"{equal} of {rows} rows{where} repeat an earlier row"
     return Hit(
         sites=(),
         place=place(worst),
         metric="duplicate_rows",
         value=equal,
         expected=0.0,
-        message=f"{subject(group)} {verb(group, 'has', 'have')} equal rows that are not zero: {repeated}{where}; random rows "
-        "never are. These units start as copies of each other, and stay copies as long as the next layer treats them alike.",
+        message=f"{subject(group)} {verb(group, 'has', 'have')} equal rows that are not zero: {repeated} (expected: none). "
+        "These units start as copies of each other, and stay copies as long as the next layer treats them alike.",
     )
 
 

@@ -23,7 +23,7 @@ def test_a_loss_far_above_a_uniform_guess_is_found_with_what_its_logits_explain(
     (finding,) = judged(loss)
     assert (finding.severity, finding.value) == ("warning", 66.2)
     assert finding.expected == pytest.approx(6.21, abs=0.01)
-    assert "x10.7 that of a uniform guess" in finding.message
+    assert "10.7 times that of a uniform guess" in finding.message
     assert "at most s sqrt(2 ln V) = 79.7" in finding.message
 
 

@@ -23,10 +23,10 @@ def test_logits_beyond_the_freezing_point_are_found_with_their_head():
     assert (finding.severity, finding.value) == ("warning", 22.6)
     assert finding.expected == pytest.approx(3.53, abs=0.01)
     assert finding.site.parameter == "head.weight"
-    assert "x6.41 the limit of sqrt(2 ln V) = 3.53" in finding.message
+    assert "6.41 times the limit of sqrt(2 ln V) = 3.53" in finding.message
     # sqrt(512) = 22.6, 1 / sqrt(512) = 0.0442.
     assert (
-        "has std 1, normal_(0, 1): an input of RMS 1 gives logits of std 22.6, where std 1 / sqrt(512) = 0.0442 would give 1"
+        "has std 1 (normal_(0, 1)): an input of RMS 1 gives logits of std 22.6, where std 1 / sqrt(512) = 0.0442 would give 1"
         in finding.message
     )
 

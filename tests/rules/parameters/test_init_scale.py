@@ -37,7 +37,7 @@ def test_one_block_that_the_init_missed_is_found():
     assert finding.value == pytest.approx(0.102)
     assert finding.expected == pytest.approx(0.02)
     assert "uniform_(-0.176777, 0.176777)" in finding.message
-    assert "x5.1 the 0.02 (normal_(0, 0.02)) of the 11 parameters of the same name" in finding.message
+    assert "5.1 times the 0.02 (normal_(0, 0.02)) of the 11 parameters of the same name" in finding.message
 
 
 def test_so_is_one_that_is_too_small_and_one_expert_of_many():

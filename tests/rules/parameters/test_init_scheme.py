@@ -59,7 +59,7 @@ def test_a_depth_factor_that_was_never_applied_is_one_finding_a_name():
     finding = findings[0]
     assert (finding.value, finding.expected) == (0.0202, pytest.approx(SCALED, rel=1e-4))
     assert "(blocks 0 to 11)" in finding.message
-    assert "x4.95 the 0.00408 that the declared scheme gpt2 gives a residual projection at 12 blocks" in finding.message
+    assert "4.95 times the 0.00408 that the declared scheme gpt2 gives a residual projection at 12 blocks" in finding.message
     assert "the depth factor 1/sqrt(2 x 12) = 0.204 was not applied here" in finding.message
 
 

@@ -27,7 +27,7 @@ def test_a_weight_filled_with_a_constant_has_only_copies():
     (finding,) = judged(weight(1, duplicate_rows=63, std=0.0, init_calls="fill_(0.02)"))
     assert finding.severity == "warning"
     assert finding.site.parameter == "blocks.1.mlp.up.weight"
-    assert "all 64 rows are equal" in finding.message
+    assert "all 64 rows are equal (expected: none)" in finding.message
 
 
 def test_rows_that_were_copied_are_counted():
