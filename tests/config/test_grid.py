@@ -55,7 +55,7 @@ def test_the_first_key_varies_slowest_and_a_cell_is_named_after_its_values():
         "placement=post,layers=16",
         "placement=post,layers=32",
     ]
-    assert [one.value for one in cells[2].overrides] == ["post", 16]
+    assert [override.value for override in cells[2].overrides] == ["post", 16]
 
 
 def test_keys_that_end_alike_are_told_apart_by_as_many_parts_as_that_takes():

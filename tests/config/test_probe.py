@@ -107,7 +107,7 @@ _SCHEMES = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[model]\nlayer = 3", "unknown key model.layer; did you mean model.layers?"),
         ("[model]\nplacement = 'post'", "unknown key model.placement; placement belongs in [residual]"),
@@ -160,9 +160,9 @@ _SCHEMES = (
         ("layers = ", "not TOML: Invalid value (at end of document)"),
     ],
 )
-def test_a_mistake_is_answered_with_the_file_the_key_and_what_would_be_right(probe_file, text, said):
+def test_a_mistake_is_answered_with_the_file_the_key_and_what_would_be_right(probe_file, text, expected):
     path = probe_file(text)
-    assert message(path) == f"{path}: {said}"
+    assert message(path) == f"{path}: {expected}"
 
 
 def test_a_bin_file_needs_its_dtype_and_a_file_of_tokens_a_known_ending(probe_file):
@@ -221,7 +221,7 @@ def test_the_last_override_of_a_key_counts():
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("layers", "must be key=value, as in residual.placement=post"),
         ("a..b=1", "must be key=value, as in residual.placement=post"),
@@ -234,8 +234,8 @@ def test_the_last_override_of_a_key_counts():
         ("inputs.source=text", 'inputs: source = "text" needs file'),
     ],
 )
-def test_a_wrong_override_is_named(override, said):
-    assert message("tiny", "scan.device=cuda", override) == f"--set {override}: {said}"
+def test_a_wrong_override_is_named(override, expected):
+    assert message("tiny", "scan.device=cuda", override) == f"--set {override}: {expected}"
 
 
 def test_a_fault_of_the_file_is_not_blamed_on_an_override(probe_file):
@@ -314,7 +314,7 @@ def test_another_source_drops_the_file_of_the_one_it_replaces(tmp_path):
 
 
 def test_of_two_kinds_of_target_only_what_both_have_is_said_to_differ():
-    tiny, code = (load_probe(one).model_dump(mode="json") for one in ("tiny", "my.py:build"))
+    tiny, code = (load_probe(target).model_dump(mode="json") for target in ("tiny", "my.py:build"))
     assert {key.split(".")[0] for key, _, _ in setting_differences(tiny, code)} <= {"precision", "inputs"}
     other = load_probe("tiny", ["model.layers=3"]).model_dump(mode="json")
     assert setting_differences(other, tiny) == [("model.layers", 3, 64)]

@@ -84,13 +84,13 @@ def message(target, *overrides):
 
 
 def test_a_causal_model_is_scanned_from_its_config_alone(config):
-    one = scanned(config({**LLAMA, "dtype": "bfloat16"}))
-    assert (one.model.class_name, one.model.blocks, one.model.sites) == ("LlamaForCausalLM", 2, 4)
-    assert (one.precision, one.notes) == ("bf16", ())
-    assert one.loss.uniform == pytest.approx(math.log(300))
-    assert {p.dtype for p in one.parameters if p.kind == "parameter"} == {"bfloat16"}
-    assert one.versions["transformers"]
-    assert one.settings["huggingface"]["config"].endswith("/model")
+    result = scanned(config({**LLAMA, "dtype": "bfloat16"}))
+    assert (result.model.class_name, result.model.blocks, result.model.sites) == ("LlamaForCausalLM", 2, 4)
+    assert (result.precision, result.notes) == ("bf16", ())
+    assert result.loss.uniform == pytest.approx(math.log(300))
+    assert {p.dtype for p in result.parameters if p.kind == "parameter"} == {"bfloat16"}
+    assert result.versions["transformers"]
+    assert result.settings["huggingface"]["config"].endswith("/model")
 
 
 def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(config):
@@ -103,7 +103,7 @@ def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(confi
 
 
 @pytest.mark.parametrize(
-    ("data", "said", "dtype"),
+    ("data", "expected", "dtype"),
     [
         ({"torch_dtype": "float16"}, "fp16", torch.float16),
         ({"dtype": "float32"}, "fp32", torch.float32),
@@ -111,11 +111,11 @@ def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(confi
         ({}, "fp32", torch.float32),
     ],
 )
-def test_the_dtype_is_the_configs_and_a_missing_one_is_said(config, data, said, dtype):
+def test_the_dtype_is_the_configs_and_a_missing_one_is_said(config, data, expected, dtype):
     task, model, _ = built(config({**LLAMA, **data}))
-    assert (task.precision, model.dtype) == (said, dtype)
+    assert (task.precision, model.dtype) == (expected, dtype)
     assert task.notes == (() if data else ("The config sets no dtype: fp32 is used (--precision sets another).",))
-    assert task.loss_scale == (1024 if said == "fp16" else 1)
+    assert task.loss_scale == (1024 if expected == "fp16" else 1)
 
 
 def test_a_preset_overrules_the_dtype_of_the_config(config):
@@ -157,10 +157,10 @@ def test_of_a_multimodal_config_the_text_model_is_scanned_and_that_is_said(confi
         "text_config": {**TEXT, "model_type": "llama"},
         "vision_config": {**IMAGE, "model_type": "clip_vision_model"},
     }
-    one = scanned(config(data))
-    assert (one.model.class_name, one.precision, one.model.sites) == ("LlamaForCausalLM", "fp16", 4)
-    assert one.notes == ("Only LlamaForCausalLM, the text model of LlavaForConditionalGeneration, is scanned.",)
-    assert any(p.name == "model.embed_tokens.weight = lm_head.weight" for p in one.parameters)  # tied, as the file says
+    result = scanned(config(data))
+    assert (result.model.class_name, result.precision, result.model.sites) == ("LlamaForCausalLM", "fp16", 4)
+    assert result.notes == ("Only LlamaForCausalLM, the text model of LlavaForConditionalGeneration, is scanned.",)
+    assert any(p.name == "model.embed_tokens.weight = lm_head.weight" for p in result.parameters)  # tied, as the file says
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_models_of_every_kind_get_a_batch_and_a_loss(config, data, sites, unifor
     if data["model_type"] == "whisper":
         data = {**data, "architectures": ["WhisperForConditionalGeneration"], "max_target_positions": 64, "bos_token_id": 1}
         data |= {"decoder_start_token_id": 1, "eos_token_id": 2, "begin_suppress_tokens": None, "suppress_tokens": None}
-    one = scanned(config(data), "precision.preset=fp32")
-    assert one.model.sites == sites
-    assert one.loss.uniform == (None if uniform is None else pytest.approx(math.log(uniform)))
-    assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (2, tokens, source)
-    assert math.isfinite(one.loss.value)
-    assert any("has no loss" in note for note in one.notes) == (uniform is None)
+    result = scanned(config(data), "precision.preset=fp32")
+    assert result.model.sites == sites
+    assert result.loss.uniform == (None if uniform is None else pytest.approx(math.log(uniform)))
+    assert (result.inputs.batch, result.inputs.tokens, result.inputs.source) == (2, tokens, source)
+    assert math.isfinite(result.loss.value)
+    assert any("has no loss" in note for note in result.notes) == (uniform is None)
 
 
 def test_half_precision_images_and_sound_have_the_dtype_of_the_model(config):
@@ -259,9 +259,9 @@ def test_both_towers_of_a_pair_are_fed(config):
         "vision_config": IMAGE,
         "architectures": ["CLIPModel"],
     }
-    one = scanned(config(data))
-    assert one.model.sites == 8
-    assert all(p.grad_state == "norm" for p in one.parameters if p.kind == "parameter" and "layers" in p.name)
+    result = scanned(config(data))
+    assert result.model.sites == 8
+    assert all(p.grad_state == "norm" for p in result.parameters if p.kind == "parameter" and "layers" in p.name)
 
 
 def test_evaluation_mode_reaches_the_model_and_training_is_the_default(config):
@@ -292,18 +292,18 @@ def test_keys_of_the_config_are_overridden_by_any_of_their_names(config):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("num_hiden_layers=3", "unknown key huggingface.overrides.num_hiden_layers; did you mean num_hidden_layers?"),
         ("zzz=3", "unknown key huggingface.overrides.zzz; LlamaConfig has no such key"),
     ],
 )
-def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, override, said):
-    assert message(config(LLAMA), f"huggingface.overrides.{override}") == said
+def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, override, expected):
+    assert message(config(LLAMA), f"huggingface.overrides.{override}") == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "is empty"),
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
@@ -329,8 +329,8 @@ def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, overri
         (json.dumps({**LLAMA, "num_hidden_layers": "two"}), "LlamaConfig: "),
     ],
 )
-def test_a_wrong_config_is_one_line_that_names_the_file(config, text, said):
-    assert message(config(text)).startswith(f"{load_probe('model').huggingface.config}/config.json: {said}")
+def test_a_wrong_config_is_one_line_that_names_the_file(config, text, expected):
+    assert message(config(text)).startswith(f"{load_probe('model').huggingface.config}/config.json: {expected}")
 
 
 def test_an_unknown_type_has_its_nearest(config):

@@ -132,8 +132,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_position(tmp_path):
 
 
 def test_the_position_counts_from_the_start_of_the_file(ids_file):
-    said = refusal(tokens(ids_file, tokens=100), vocabulary=10)
-    words = said.split()
+    words = refusal(tokens(ids_file, tokens=100), vocabulary=10).split()
     assert words[2] == words[5]  # in this file an id is its own position
     assert int(words[2]) >= 10
 
@@ -152,7 +151,7 @@ def test_bad_files_are_refused(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"x" * 1025)
     (tmp_path / "short.bin").write_bytes(b"x\0" * 10)
     (tmp_path / "folder.npy").mkdir()
-    said = {
+    messages = {
         "missing.npy": "No such file or directory",
         "folder.npy": "Is a directory",
         "float.npy": "holds float32, not integers",
@@ -162,17 +161,17 @@ def test_bad_files_are_refused(tmp_path):
         "none.npy": "holds 0 ids, fewer than inputs.tokens = 256",
         "empty.npy": "is empty",
     }
-    for name, words in said.items():
-        assert refusal(tokens(tmp_path / name)) == f"{tmp_path / name}: {words}"
+    for name, expected in messages.items():
+        assert refusal(tokens(tmp_path / name)) == f"{tmp_path / name}: {expected}"
     for name in ("object.npy", "text.npy", "cut.npy"):
         assert refusal(tokens(tmp_path / name)).startswith(f"{tmp_path / name}: not a .npy array: ")
-    said = {
+    messages = {
         "empty.bin": "is empty",
         "odd.bin": "1 bytes remain after the last uint16; is inputs.dtype right?",
         "short.bin": "holds 10 ids, fewer than inputs.tokens = 256",
     }
-    for name, words in said.items():
-        assert refusal(tokens(tmp_path / name, dtype="uint16")) == f"{tmp_path / name}: {words}"
+    for name, expected in messages.items():
+        assert refusal(tokens(tmp_path / name, dtype="uint16")) == f"{tmp_path / name}: {expected}"
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ def line_of(text):
 
 def test_a_module_whose_forward_takes_ids_needs_nothing_else(write):
     write("")
-    one = scanned("mine:Model")
-    assert (one.model.class_name, one.model.blocks, one.model.sites) == ("Model", 3, 3)
-    assert one.loss.uniform == pytest.approx(math.log(50))
-    assert (one.precision, one.inputs.source, one.inputs.tokens) == ("fp32", "zipf", 8)
+    result = scanned("mine:Model")
+    assert (result.model.class_name, result.model.blocks, result.model.sites) == ("Model", 3, 3)
+    assert result.loss.uniform == pytest.approx(math.log(50))
+    assert (result.precision, result.inputs.source, result.inputs.tokens) == ("fp32", "zipf", 8)
     assert scanned("mine.py:Model", "python.args.layers=2", "python.args.width=8").model.width == 8
 
 
@@ -157,9 +157,9 @@ class Own(Model):
 )
 def test_a_batch_is_a_tensor_a_tuple_a_dict_or_a_function(write, batch, shape):
     write(f"def build(): return propcheck.Target(Model(), batch={batch})\n")
-    one = scanned("mine:build", "scan.seeds=[7]")
-    assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (*shape, "target")
-    assert any("inputs.tokens had no use" in note for note in one.notes)
+    result = scanned("mine:build", "scan.seeds=[7]")
+    assert (result.inputs.batch, result.inputs.tokens, result.inputs.source) == (*shape, "target")
+    assert any("inputs.tokens had no use" in note for note in result.notes)
 
 
 def test_floats_and_another_loss_need_no_vocabulary(write):
@@ -181,13 +181,13 @@ class Net(nn.Module):
 def build():
     return propcheck.Target(Net(), batch=lambda: torch.ones(2, 7, 5), loss=lambda out, batch: out.sum() * batch.sum())
 """)
-    one = scanned("mine:build")
-    assert one.loss.uniform is None
-    assert one.loss.value is not None
+    result = scanned("mine:build")
+    assert result.loss.uniform is None
+    assert result.loss.value is not None
 
 
 @pytest.mark.parametrize(
-    ("preset", "dtypes", "said"),
+    ("preset", "dtypes", "expected"),
     [
         (None, {"bfloat16", "float32"}, "mixed (bf16, fp32)"),
         ("bf16", {"bfloat16"}, "bf16"),
@@ -195,7 +195,7 @@ def build():
         ("bf16-mixed", {"float32"}, "bf16-mixed"),
     ],
 )
-def test_the_dtypes_are_those_of_the_code_unless_a_preset_casts_them(write, preset, dtypes, said):
+def test_the_dtypes_are_those_of_the_code_unless_a_preset_casts_them(write, preset, dtypes, expected):
     write("""
 class Half(Model):
     def __init__(self):
@@ -208,9 +208,9 @@ class Half(Model):
             x = block(x)
         return self.head(x.to(self.head.weight.dtype))
 """)
-    one = scanned("mine:Half", *([f"precision.preset={preset}"] if preset else []))
-    assert {p.dtype for p in one.parameters} == dtypes
-    assert one.precision == said
+    result = scanned("mine:Half", *([f"precision.preset={preset}"] if preset else []))
+    assert {p.dtype for p in result.parameters} == dtypes
+    assert result.precision == expected
 
 
 def test_the_vocabulary_is_the_token_embedding_or_the_key(write):
@@ -239,8 +239,8 @@ model = Model()
 with torch.no_grad():
     model.wte.weight.fill_(3.0)
 """)
-    one = scanned("mine:model")
-    (embedding,) = [p for p in one.parameters if p.name == "wte.weight"]
+    result = scanned("mine:model")
+    (embedding,) = [p for p in result.parameters if p.name == "wte.weight"]
     assert (embedding.mean, embedding.std) == (3.0, 0.0)
     model = sys.modules["mine"].model
     assert torch.equal(model.wte.weight, torch.full((50, 16), 3.0))
@@ -251,7 +251,7 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         ("def build():\n    raise ValueError('two\\n lines')\n", "mine.py:{3}: ValueError: two lines"),
         (
@@ -299,16 +299,16 @@ with torch.no_grad():
         ),
     ],
 )
-def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, said):
+def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, expected):
     import re
 
     write("\n" + code)
-    expected = re.sub(r"\{(\d+)\}", lambda found: str(line_of(int(found[1]))), said)
-    assert refused(capsys, "mine.py:build").startswith(expected)
+    numbered = re.sub(r"\{(\d+)\}", lambda match: str(line_of(int(match[1]))), expected)
+    assert refused(capsys, "mine.py:build").startswith(numbered)
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "said"),
+    ("target", "options", "expected"),
     [
         ("no_such.py:build", [], "no_such.py: no such file"),
         ("no_such_module:build", [], "no_such_module: no module named no_such_module, neither installed nor in the working"),
@@ -330,9 +330,9 @@ def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, said):
         ("mine.py:Model", ["--arg", "layers=three"], "mine.py:"),
     ],
 )
-def test_what_cannot_be_called_is_refused(write, capsys, target, options, said):
+def test_what_cannot_be_called_is_refused(write, capsys, target, options, expected):
     write("def needs(layers): return Model(layers)\nmodel = Model()\n")
-    assert refused(capsys, target, *options).startswith(said)
+    assert refused(capsys, target, *options).startswith(expected)
 
 
 def test_a_backward_pass_that_fails_names_the_target(write, capsys):
