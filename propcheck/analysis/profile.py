@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from propcheck.records import Run, SiteRecord
+from propcheck.records.columns import float_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_VALUES = tuple(f.name for f in dataclasses.fields(SiteRecord) if f.type == "float | None")
+_VALUES = float_columns(SiteRecord)
 
 # Curves are judged over the blocks after the first quarter of the depth: before it even a healthy additive stream climbs
 # steeply, by an amount that only the scale of the embedding decides.

@@ -20,40 +20,25 @@ import pyarrow.parquet as pq
 
 from propcheck.errors import PropcheckError
 from propcheck.records import SCHEMA_VERSION, NormRecord, ParameterRecord, Run, SiteRecord
-from propcheck.records.columns import NORM_COLUMNS, PARAMETER_COLUMNS, SUBLAYER_COLUMNS
+from propcheck.records.columns import columns_of
 from propcheck.records.document import dumps, run_from_document, stored_document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ARROW_TYPES = {
-    "int": pa.int64(),
-    "int | None": pa.int64(),
-    "float | None": pa.float64(),
-    "bool": pa.bool_(),
-    "bool | None": pa.bool_(),
-    "tuple[int, ...]": pa.list_(pa.int64()),
-}
 
-
-def _schema(record: type[SiteRecord | ParameterRecord | NormRecord], descriptions: Any) -> pa.Schema:
-    # Everything that is neither a number, a flag nor a shape is text: names, kinds, dtypes.
+def _schema(record_type: type) -> pa.Schema:
     return pa.schema(
         [
-            pa.field(
-                f.name,
-                _ARROW_TYPES.get(str(f.type), pa.string()),
-                nullable="None" in str(f.type),
-                metadata={"description": descriptions[f.name]},
-            )
-            for f in dataclasses.fields(record)
+            pa.field(column.name, column.arrow_type, nullable=column.nullable, metadata={"description": column.description})
+            for column in columns_of(record_type).values()
         ]
     )
 
 
-SUBLAYERS_SCHEMA: pa.Schema = _schema(SiteRecord, SUBLAYER_COLUMNS)
-PARAMETERS_SCHEMA: pa.Schema = _schema(ParameterRecord, PARAMETER_COLUMNS)
-NORMS_SCHEMA: pa.Schema = _schema(NormRecord, NORM_COLUMNS)
+SUBLAYERS_SCHEMA: pa.Schema = _schema(SiteRecord)
+PARAMETERS_SCHEMA: pa.Schema = _schema(ParameterRecord)
+NORMS_SCHEMA: pa.Schema = _schema(NormRecord)
 # The Parquet files of a run directory.
 FILES = {"sublayers.parquet": SUBLAYERS_SCHEMA, "parameters.parquet": PARAMETERS_SCHEMA, "norms.parquet": NORMS_SCHEMA}
 
