@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from propcheck.config.decoder import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
-from propcheck.config.resolve import DECODER, PATHS, Override, Source, apply, check_kind, parse_override, read_target
+from propcheck.config.resolve import DECODER, Override, Source, apply, check_kind, parse_override, read_target
 from propcheck.config.schema_docs import explain
 from propcheck.config.tolerances import Gated, Quantity, Tolerances, parse_tolerance
 from propcheck.errors import PropcheckError
-from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
+from propcheck.records import PATH_SETTINGS, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -307,7 +307,7 @@ def load_probe(
     parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
     if any(override.key == "inputs.source" for override in parsed) and isinstance(inputs := data.get("inputs"), dict):
         # Another source has no use for the file of the one that it replaces.
-        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATHS["inputs"], "dtype"}}
+        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATH_SETTINGS["inputs"], "dtype"}}
     for override in parsed:
         apply(data, override)
     check_kind(data, parsed, source.origin)
@@ -347,7 +347,7 @@ def config_hash(probe: Probe) -> str:
         "name": True,
         "description": True,
         "base": True,
-        "inputs": set(PATHS["inputs"]),
+        "inputs": set(PATH_SETTINGS["inputs"]),
         "scan": {"memory"},
         "gate": True,
     }

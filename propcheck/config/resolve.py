@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from propcheck.errors import PropcheckError
+from propcheck.records import PATH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Keys that hold a path, by section: relative to the file that gives them, or to the working directory.
-PATHS = {"inputs": ("file", "tokenizer"), "huggingface": ("config",), "python": ("target",)}
 # The sections of the reference decoder, which no other target has.
 DECODER = ("model", "residual", "init")
 
@@ -138,7 +137,7 @@ def apply(data: dict[str, Any], override: Override) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise PropcheckError(f"{override.origin}: {'.'.join(sections[: depth + 1])} is a value, not a table")
-    path_given = len(sections) == 1 and key in PATHS.get(sections[0], ()) and isinstance(override.value, str)
+    path_given = len(sections) == 1 and key in PATH_SETTINGS.get(sections[0], ()) and isinstance(override.value, str)
     table[key] = _seen_from(Path.cwd(), key, override.value) if path_given else override.value
 
 
@@ -226,7 +225,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     data = _parsed(path)
-    for section, keys in PATHS.items():
+    for section, keys in PATH_SETTINGS.items():
         if isinstance(table := data.get(section), dict):
             table.update({key: _seen_from(path.parent, key, table[key]) for key in keys if isinstance(table.get(key), str)})
     return data

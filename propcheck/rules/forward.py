@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propcheck.analysis.growth import stream_growth
+from propcheck.analysis.growth import describe, stream_growth
 from propcheck.analysis.profile import Compounding, Profile, compounding, log_ratio, median, stream_steps
 from propcheck.formatting import count, number, places
 from propcheck.rules.held import holding
@@ -13,8 +13,7 @@ from propcheck.rules.rule import Hit, Rule, grouped, in_words, place_of, sibling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.analysis.growth import Growth
-    from propcheck.records import Run
+    from propcheck.records import Growth, Run
 
 # Square-root growth over the judged three quarters, as a factor over the whole depth: 4^(2/3).
 _ADDITIVE = 4 ** (2 / 3)
@@ -29,7 +28,7 @@ def law(growth: Growth | None, verb: str, noun: str) -> str:
     """Say by which law a trend goes, as a sentence; empty where blocks are too few, or where what was fitted is flat."""
     if growth is None or growth.law in (None, "flat"):
         return ""
-    return f" It {verb} {growth.described(noun)}."
+    return f" It {verb} {describe(growth, noun)}."
 
 
 def _main_kind(curve: Profile, trend: Compounding) -> str:
