@@ -12,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STEPS = re.findall(r"<!-- (new file|in) ?:? ?([\w/.]+)(?:, replace: (.*?))? -->\n```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+STEPS = re.findall(
+    r"<!-- (new file|in) ?:? ?([\w/.]+)(?:, replace: (.*?))? -->\n```python\n(.*?)```",
+    (ROOT / "CONTRIBUTING.md").read_text(),
+    re.DOTALL,
+)
 BIASED = """
 import torch
 from torch import nn

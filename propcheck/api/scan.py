@@ -93,10 +93,11 @@ class Run:
         from propcheck.comparison import gate as gating
         from propcheck.config.tolerances import Tolerances
         from propcheck.records.baseline import write_baseline
+        from propcheck.render.baseline_summary import baseline_summary
 
         place = Path(path)
         gating.check_fit(gating.gate(self.record, dataclasses.replace(self.record, path=str(path)), Tolerances()))
-        write_baseline(self.record, place)
+        write_baseline(self.record, place, baseline_summary(self.record))
         return place
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ import torch
 
 from propcheck import __version__
 from propcheck.analysis.fan import fans
+from propcheck.analysis.growth import with_growth
 from propcheck.analysis.idle_experts import idle_experts
 from propcheck.analysis.name_patterns import pattern
 from propcheck.analysis.theory import predict
@@ -202,7 +203,7 @@ def _scan(probe: Probe, task: Task, target: str, progress: Progress | None, comm
             *(_over_budget(first, peak, memory) if memory is not None and peak_before < peak else ()),
         ),
     )
-    return dataclasses.replace(run, sites=predict(run), notes=(*run.notes, *idle_experts(run)))
+    return with_growth(dataclasses.replace(run, sites=predict(run), notes=(*run.notes, *idle_experts(run))))
 
 
 def _loss_info(passes: list[Pass]) -> LossInfo:

@@ -113,8 +113,7 @@ def _draw(comparison: Comparison, directory: Path) -> None:
 
 
 def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
-    from propcheck.comparison.document import comparison_document
-    from propcheck.records.document import dumps
+    from propcheck.render.comparison_json import comparison_to_json
     from propcheck.render.comparison_results import comparison_results
     from propcheck.render.source_location import location_of
     from propcheck.render.terminal.comparison_table import comparison_markdown, print_comparison
@@ -123,7 +122,7 @@ def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", 
         output,
         table=lambda console: print_comparison(comparison, console, detail),
         views={
-            "json": lambda: dumps(comparison_document(comparison)),
+            "json": lambda: comparison_to_json(comparison),
             "markdown": lambda: comparison_markdown(comparison),
             **machine_views(lambda: comparison_results(comparison, location_of(comparison.runs[-1].target))),
         },

@@ -136,6 +136,7 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
     from propcheck.comparison.gate import check_fit
     from propcheck.comparison.gate import gate as judge
     from propcheck.records.baseline import read_baseline, write_baseline
+    from propcheck.render.baseline_summary import baseline_summary
 
     itself = judge(run, dataclasses.replace(run, path=str(path)), allowed)
     if not force:
@@ -144,7 +145,7 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
         before: Run | None = read_baseline(path, force=True)
     except PropcheckError:
         before = None  # none yet, or one that cannot be read: it is what is being mended
-    write_baseline(run, path)
+    write_baseline(run, path, baseline_summary(run))
     notes = [f"Baseline written: {path}, and {path.with_suffix('.md')} for its diffs. Commit both."]
     if before is not None:
         since = judge(run, before, allowed)
@@ -155,8 +156,7 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
 
 
 def _emit(gate: Gate, output: OutputOptions) -> None:
-    from propcheck.comparison.document import gate_document
-    from propcheck.records.document import dumps
+    from propcheck.render.comparison_json import gate_to_json
     from propcheck.render.comparison_results import gate_results
     from propcheck.render.source_location import location_of
     from propcheck.render.terminal.gate_table import gate_markdown, print_gate
@@ -165,7 +165,7 @@ def _emit(gate: Gate, output: OutputOptions) -> None:
         output,
         table=lambda console: print_gate(gate, console),
         views={
-            "json": lambda: dumps(gate_document(gate)),
+            "json": lambda: gate_to_json(gate),
             "markdown": lambda: gate_markdown(gate),
             **machine_views(lambda: gate_results(gate, location_of(gate.run.target))),
         },

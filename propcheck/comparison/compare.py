@@ -22,11 +22,10 @@ from propcheck.config.fingerprint import setting_differences
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.analysis.growth import Growth
     from propcheck.comparison.differences import Difference
     from propcheck.comparison.match_parameters import ParameterPairing
     from propcheck.config.tolerances import Quantity, Tolerances
-    from propcheck.records import Finding, Place, Run, SiteRecord
+    from propcheck.records import Finding, Growth, Place, Run, SiteRecord
 
 # In the order in which a table shows them.
 COMPARED: tuple[Quantity, ...] = (

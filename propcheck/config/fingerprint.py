@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from propcheck.config.resolve import DECODER_SECTIONS, PATHS
+from propcheck.config.resolve import DECODER_SECTIONS
+from propcheck.records import PATH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ def config_hash(probe: Probe) -> str:
         "name": True,
         "description": True,
         "base": True,
-        "inputs": set(PATHS["inputs"]),
+        "inputs": set(PATH_SETTINGS["inputs"]),
         "scan": {"memory"},
         "gate": True,
     }

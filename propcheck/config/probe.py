@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationError,
 
 from propcheck.config.decoder import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
 from propcheck.config.resolve import (
-    PATHS,
     Override,
     Source,
     apply_override,
@@ -28,7 +27,7 @@ from propcheck.config.resolve import (
 from propcheck.config.schema_docs import explain
 from propcheck.config.tolerances import Gated, Quantity, Tolerances, parse_tolerance
 from propcheck.errors import PropcheckError
-from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
+from propcheck.records import PATH_SETTINGS, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -318,7 +317,7 @@ def load_probe(
     parsed = [parse_override(override) if isinstance(override, str) else override for override in overrides]
     if any(override.key == "inputs.source" for override in parsed) and isinstance(inputs := data.get("inputs"), dict):
         # The files of the replaced source do not apply to the new one.
-        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATHS["inputs"], "dtype"}}
+        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATH_SETTINGS["inputs"], "dtype"}}
     for override in parsed:
         apply_override(data, override)
     check_target_kind(data, parsed, source.origin)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from propcheck.errors import PropcheckError
+from propcheck.records import PATH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Keys that hold a path, by section: relative to the file that sets them, or to the working directory in an override.
-PATHS = {"inputs": ("file", "tokenizer"), "huggingface": ("config",), "python": ("target",)}
 # The sections that only the reference decoder has.
 DECODER_SECTIONS = ("model", "residual", "init")
 
@@ -153,7 +152,7 @@ def apply_override(data: dict[str, Any], override: Override) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise PropcheckError(f"{override.origin}: {'.'.join(sections[:depth])} is a value, not a table")
-    is_path = len(sections) == 1 and key in PATHS.get(sections[0], ()) and isinstance(override.value, str)
+    is_path = len(sections) == 1 and key in PATH_SETTINGS.get(sections[0], ()) and isinstance(override.value, str)
     table[key] = _anchored(Path.cwd(), key, override.value) if is_path else override.value
 
 
@@ -249,7 +248,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
         raise PropcheckError(f"{path}: not TOML: not UTF-8 text") from error
     except OSError as error:
         raise PropcheckError(f"{path}: {error.strerror}") from error
-    for section, keys in PATHS.items():
+    for section, keys in PATH_SETTINGS.items():
         if isinstance(table := data.get(section), dict):
             table.update({key: _anchored(path.parent, key, table[key]) for key in keys if isinstance(table.get(key), str)})
     return data

@@ -273,7 +273,7 @@ def test_a_cell_that_fails_leaves_no_run_of_other_settings_behind(capsys):
     Path("code.py").write_text(CODE.replace("if 32 % heads", "if layers == 2"))
     assert sweep("code.py:build", "--vary", "python.args.layers=2,4") == 1
     assert "1 scanned, 0 done before, 1 failed" in capsys.readouterr().out
-    with pytest.raises(PropcheckError, match="not a finished propcheck run"):
+    with pytest.raises(PropcheckError, match="not a complete propcheck run"):
         read_run(Path("reports/code-build-sweep/layers=2"))
 
 

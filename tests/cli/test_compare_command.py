@@ -97,7 +97,7 @@ def test_the_tolerance_says_from_where_on_a_number_counts(capsys):
 
 
 def test_files_of_a_run_and_baselines_stand_for_it(capsys):
-    write_baseline(read_run(Path("after")), Path("b/after.parquet"))
+    write_baseline(read_run(Path("after")), Path("b/after.parquet"), "")
     for second in ("after/sublayers.parquet", "after/parameters.parquet", "b/after.parquet"):
         shown = document(capsys, "before/norms.parquet", second)
         assert shown["contrasts"][0]["start"]["site"] == 5

@@ -286,17 +286,17 @@ def rewritten(path, **metadata):
 
 BROKEN = {
     "empty": (lambda path: path.write_bytes(b""), "empty;"),
-    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "cut short or damaged"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "truncated or damaged"),
     "text": (lambda path: path.write_text("a baseline\n"), "not a Parquet file"),
-    "foreign": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "a Parquet file, but not one of propcheck's"),
+    "foreign": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "Parquet, but not written by propcheck"),
     "older": (lambda path: rewritten(path, schema_version="0"), "written by an older propcheck (schema 0; this one reads 1)"),
     "newer": (
         lambda path: rewritten(path, schema_version="2"),
         "written by a newer propcheck (schema 2; this one reads up to 1)",
     ),
-    "changed": (lambda path: rewritten(path, run="{}"), "damaged, or changed since propcheck wrote it"),
-    "missing": (lambda path: path.unlink(), "no such baseline; make it with `propcheck gate TARGET --baseline"),
-    "a directory": (lambda path: (path.unlink(), path.mkdir()), "a directory, not a baseline"),
+    "changed": (lambda path: rewritten(path, run="{}"), "damaged or modified since propcheck wrote it"),
+    "missing": (lambda path: path.unlink(), "no such baseline; create it with `propcheck gate TARGET --baseline"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is a directory, not a baseline"),
 }
 
 
@@ -318,7 +318,7 @@ def test_what_is_broken_is_made_again(made, gate):
         assert gate()[0] == 0
     BROKEN["foreign"][0](made)  # somebody's data is not written over
     before = Path(BASELINE).read_bytes()
-    assert refused(gate("--update-baseline"), "a Parquet file that is no baseline; remove it")
+    assert refused(gate("--update-baseline"), "is a Parquet file but not a baseline; remove it")
     assert Path(BASELINE).read_bytes() == before
 
 

@@ -14,10 +14,9 @@ from propcheck.render.terminal.columns import Column
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.analysis.growth import Growth
     from propcheck.comparison.compare import Change
     from propcheck.config.tolerances import Quantity
-    from propcheck.records import Place
+    from propcheck.records import Growth, Place
 
 NAMES: dict[Quantity, str] = {
     "stream_rms": "stream RMS",

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from propcheck.analysis import profile as depth
-from propcheck.analysis.growth import factor, gradient_growth, stream_growth
+from propcheck.analysis.growth import factor, gradient_growth, stream_growth, with_growth
 from propcheck.formatting import count, number
 from propcheck.records import SCHEMA_VERSION
 from propcheck.records.document import dumps, run_document
@@ -126,7 +126,7 @@ def sweep_json(sweep: Sweep) -> str:
 
 def _cell(sweep: Sweep, outcome: Outcome) -> dict[str, Any]:
     run = outcome.run
-    document = {} if run is None else run_document(run)
+    document = {} if run is None else run_document(with_growth(run))
     return {
         "values": {override.key: override.value for override in outcome.cell.overrides},
         "status": outcome.status,

@@ -1,12 +1,13 @@
-"""The JSON forms of a comparison and of a gate: strict JSON, as a scan's is."""
+"""Comparisons and gates as strict JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from propcheck.analysis.growth import with_growth
 from propcheck.records import SCHEMA_VERSION
-from propcheck.records.document import run_document
+from propcheck.records.document import dumps, run_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 _ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")
 
 
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Give a comparison: ``runs``, ``contrasts`` (each run beside the first) and ``rows`` (the runs along the depth)."""
-    return {
+def comparison_to_json(comparison: Comparison) -> str:
+    """Write a comparison: ``runs``, ``contrasts`` (each run against the first) and ``rows`` (all runs along the depth)."""
+    document = {
         "schema_version": SCHEMA_VERSION,
         "tolerance": comparison.tolerance,
         "runs": [_run(run, label) for label, run in zip(comparison.labels, comparison.runs, strict=True)],
@@ -41,11 +42,12 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             for row in comparison.rows
         ],
     }
+    return dumps(document)
 
 
-def gate_document(gate: Gate) -> dict[str, Any]:
-    """Give a gate: whether it ``passed``, where the change starts, its findings, and every number outside its tolerance."""
-    return {
+def gate_to_json(gate: Gate) -> str:
+    """Write a gate: whether it ``passed``, where the change starts, its findings, and every number outside its tolerance."""
+    document = {
         "schema_version": SCHEMA_VERSION,
         "passed": gate.passed,
         "start": None if gate.start is None else dataclasses.asdict(gate.start),
@@ -60,10 +62,11 @@ def gate_document(gate: Gate) -> dict[str, Any]:
         "versions": list(gate.versions),
         "notes": list(gate.notes),
     }
+    return dumps(document)
 
 
 def _run(run: Run, label: str | None = None) -> dict[str, Any]:
-    document = run_document(run)
+    document = run_document(with_growth(run))
     del document["schema_version"]
     return {**({} if label is None else {"label": label}), **document.pop("run"), **document}
 
