@@ -47,6 +47,13 @@ def percent(fraction: float) -> str:
     return f"{number(100 * fraction)} %"
 
 
+def times(ratio: float) -> str:
+    """Format a ratio: ``x2.1``; near 1 as a change, ``+0.12 %``."""
+    if ratio == 1:
+        return "x1"
+    return f"{'+' if ratio > 1 else ''}{percent(ratio - 1)}" if 0.9 < ratio < 1.1 else f"x{number(ratio)}"
+
+
 def count(amount: int, noun: str) -> str:
     """Format a counted noun: ``1 site``, ``3 sites``, ``2 branches``."""
     if amount == 1:

@@ -26,11 +26,11 @@ class Gate:
 
     Attributes
     ----------
-    record : propcheck.comparison.gate.Gate
+    record : propcheck.comparison.gate.GateResult
         Everything, as plain records.
     """
 
-    def __init__(self, record: gating.Gate) -> None:
+    def __init__(self, record: gating.GateResult) -> None:
         self.record = record
 
     @property
@@ -67,15 +67,15 @@ class Comparison:
 
     Attributes
     ----------
-    record : propcheck.comparison.compare.Comparison
+    record : propcheck.comparison.compare.RunComparison
         Everything, as plain records.
     """
 
-    def __init__(self, record: comparing.Comparison) -> None:
+    def __init__(self, record: comparing.RunComparison) -> None:
         self.record = record
 
     @property
-    def contrasts(self) -> tuple[comparing.Contrast, ...]:
+    def contrasts(self) -> tuple[comparing.PairwiseComparison, ...]:
         """Each run but the first beside the first."""
         return self.record.contrasts
 

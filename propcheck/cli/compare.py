@@ -17,7 +17,7 @@ from propcheck.cli.running import check_not_read, check_writable, save, target_f
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.comparison.compare import Comparison
+    from propcheck.comparison.compare import RunComparison
     from propcheck.records import Run
 
 
@@ -103,7 +103,7 @@ def _kept(run: Run, side: given.Side, directory: Path, *, plots: bool) -> Run:
     return run
 
 
-def _draw(comparison: Comparison, directory: Path) -> None:
+def _draw(comparison: RunComparison, directory: Path) -> None:
     from propcheck.render.plots.overlay import write_overlays
 
     try:
@@ -112,8 +112,7 @@ def _draw(comparison: Comparison, directory: Path) -> None:
         raise PropcheckError(f"{directory}: {error.strerror or error}") from error
 
 
-def _emit(comparison: Comparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
-    from propcheck.render.comparison_json import comparison_to_json
+def _emit(comparison: RunComparison, output: OutputOptions, detail: Literal["few", "block"]) -> None:
     from propcheck.render.comparison_results import comparison_results
     from propcheck.render.source_location import location_of
     from propcheck.render.terminal.comparison_table import comparison_markdown, print_comparison

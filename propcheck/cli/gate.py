@@ -18,7 +18,7 @@ from propcheck.errors import PropcheckError
 from propcheck.formatting import count
 
 if TYPE_CHECKING:
-    from propcheck.comparison.gate import Gate
+    from propcheck.comparison.gate import GateResult
     from propcheck.config.pyproject import ToolSettings
     from propcheck.config.tolerances import Tolerances
     from propcheck.records import Run
@@ -131,7 +131,7 @@ def _check_writes(path: Path) -> None:
     check_writable(path.parent)
 
 
-def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
+def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> GateResult:
     """Make the baseline, and say what changed since the one before."""
     from propcheck.comparison.gate import check_fit
     from propcheck.comparison.gate import gate as judge
@@ -155,8 +155,7 @@ def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> Gate:
     return dataclasses.replace(itself, notes=tuple(notes), written=str(path))
 
 
-def _emit(gate: Gate, output: OutputOptions) -> None:
-    from propcheck.render.comparison_json import gate_to_json
+def _emit(gate: GateResult, output: OutputOptions) -> None:
     from propcheck.render.comparison_results import gate_results
     from propcheck.render.source_location import location_of
     from propcheck.render.terminal.gate_table import gate_markdown, print_gate

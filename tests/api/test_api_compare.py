@@ -76,7 +76,7 @@ def test_a_run_passes_beside_its_baseline_file_and_another_does_not(tmp_path):
 
 def test_a_stored_baseline_of_another_target_is_refused_unless_forced(tmp_path):
     baseline = scanned().save_baseline(tmp_path / "model.parquet")
-    with pytest.raises(propcheck.PropcheckError, match=r"model\.parquet: not the same kind of run: it has target .*Model"):
+    with pytest.raises(propcheck.PropcheckError, match=r"model\.parquet: cannot be compared with this run: it was made with target .*Model"):
         propcheck.gate(scanned(wide), baseline)
     assert not propcheck.gate(scanned(wide), baseline, force=True).passed
 

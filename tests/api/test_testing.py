@@ -190,7 +190,7 @@ def test_a_baseline_of_another_kind_is_refused_with_the_difference_and_the_way_o
 
 
 def test_a_run_with_a_nan_becomes_no_baseline(tmp_path, writing):
-    with pytest.raises(PropcheckError, match="not written, since the run is no baseline"):
+    with pytest.raises(PropcheckError, match="not written, because a run with NaN or infinity cannot be a baseline"):
         writing(broken, tmp_path / "model.parquet", tokens=8)
     assert list(tmp_path.iterdir()) == []
 

@@ -138,8 +138,8 @@ def test_a_change_fails_with_status_1_and_its_place(made, gate, scanner):
     text = " ".join(out.split())
     assert status == 1
     assert "error gate-stream" in text
-    assert "(update_rms) differs at 5 of 8 sites (blocks 1 to 3); first at site 3 (mlp of block 1, blocks.1.mlp)" in text
-    assert "x1.2 where up to +5 % passes" in text
+    assert "(update_rms) differs at 5 of 8 sites (blocks 1 to 3). First at site 3 (mlp of block 1, blocks.1.mlp)" in text
+    assert "(x1.2, limit +5 %)" in text
     assert "The change starts at site 3" in text
 
 

@@ -133,7 +133,7 @@ def test_decays_of_minus_infinity_fail_by_their_name_though_every_number_is_fini
     (infinite,) = (one for one in found.findings if one.severity == "error" and one.rule == "gate-findings")
     assert (won(found), infinite.site.parameter.endswith("attn.A_log")) == ({"PC101"}, True)
     assert failures(found) == {"gate-findings", "gate-nonfinite"}
-    assert {one.quantity for one in found.differences if one.how == "nonfinite"} == {"parameter_rms"}
+    assert {one.quantity for one in found.differences if one.kind == "nonfinite"} == {"parameter_rms"}
     assert found.start.parameter.endswith("attn.A_log")
 
 
@@ -195,7 +195,7 @@ def test_a_stream_that_is_added_to_itself_fails_at_each_attention_addition(block
     assert start(found) == (0, "attention")
     missing = failed(found, "gate-sites")
     assert (missing.site.block, missing.site.sublayer) == (0, "attention")
-    assert "So are 7 more: 2, 4, 6, 8, 10, 12, 14." in missing.message
+    assert "7 more are missing: sites 2, 4, 6, 8, 10, 12, 14." in missing.message
     assert "PC206" in won(found)
 
 
@@ -247,7 +247,7 @@ def test_scales_that_are_no_longer_used_fail_by_their_names():
     found = gate(of[ForgetsScales], of[NormedScores])
     changed = {one.place.parameter for one in found.differences}
     assert changed == {f"layers.{block}.attn.{name}" for block in EIGHT for name in ("q_scale", "k_scale")}
-    assert all((one.how, one.value) == ("unobserved", None) for one in found.differences)
+    assert all((one.kind, one.value) == ("unobserved", None) for one in found.differences)
     assert failed(found, "gate-gradient").site.block == 7  # gradients come from the end
     assert won(found) == {"PC501"}
 
@@ -267,7 +267,7 @@ def test_a_model_without_a_path_fails_in_every_gradient_and_in_nothing_else():
     """huggingface/transformers issue 21381."""
     found = gate(Checkpointed, CheckpointedWithoutReentry)
     assert failures(found) == {"gate-gradient", "gate-findings"}
-    assert {one.how for one in found.differences} == {"unobserved"}
+    assert {one.kind for one in found.differences} == {"unobserved"}
     assert found.start.block == 7
     assert won(found) == {"PC304"}
 
