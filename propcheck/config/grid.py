@@ -13,7 +13,7 @@ from propcheck.config.resolve import Override, parse_override
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # These name a scan and change nothing in it (a base is read before any override).
 _NO_EFFECT = frozenset({"name", "description", "base"})
@@ -56,7 +56,7 @@ class Cell:
 
 
 def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """Read what ``--vary`` says.
+    """Read the values of ``--vary``.
 
     Parameters
     ----------
@@ -66,26 +66,47 @@ def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     Raises
     ------
     PropcheckError
-        One is not of that form, a key or a value stands twice, or the key changes nothing in a scan.
+        A text has another form, or :func:`axes` refuses it.
     """
-    found: dict[str, tuple[Override, ...]] = {}
+    values_of: dict[str, tuple[Override, ...]] = {}
     for text in texts:
         written, equals, values = text.partition("=")
         if not equals:
-            raise PropcheckError(f"--vary {text}: must be key=value,value, as in residual.placement=pre,post")
+            raise PropcheckError(f"--vary {text}: must be key=value,value, e.g. residual.placement=pre,post")
         overrides = tuple(parse_override(f"{written}={value}", "--vary") for value in _split(values))
-        key = overrides[0].key
-        if key in found:
-            raise PropcheckError(f"--vary {text}: {key} is varied already; give all its values in one --vary")
+        if overrides[0].key in values_of:
+            raise PropcheckError(f"--vary {text}: {overrides[0].key} is already varied; list all its values in one --vary")
+        values_of[overrides[0].key] = overrides
+    return axes(values_of)
+
+
+def axes(values_of: Mapping[str, tuple[Override, ...]]) -> tuple[Axis, ...]:
+    """Return one axis per key.
+
+    Parameters
+    ----------
+    values_of
+        The values of each key, as overrides.
+
+    Raises
+    ------
+    PropcheckError
+        A key has no values or the same one twice, or has no effect on a scan.
+    """
+    if not values_of:
+        raise PropcheckError("vary: name at least one key of the probe and its values")
+    for key, overrides in values_of.items():
+        if not overrides:
+            raise PropcheckError(f"vary[{key!r}]: needs at least one value")
         if key in _NO_EFFECT or key.startswith("gate."):
-            raise PropcheckError(f"--vary {text}: {key} changes nothing in a scan")
+            raise PropcheckError(f"{overrides[0].origin}: {key} has no effect on a scan")
         seen: set[str] = set()
         for override in overrides:
             if repr(override.value) in seen:
-                raise PropcheckError(f"--vary {text}: {_shown(override.value)} stands twice")
+                raise PropcheckError(f"{override.origin}: {key} is given this value twice")
             seen.add(repr(override.value))
-        found[key] = overrides
-    return tuple(_axis(key, short, found[key]) for key, short in zip(found, _short(tuple(found)), strict=True))
+    keys = tuple(values_of)
+    return tuple(_axis(key, short, values_of[key]) for key, short in zip(keys, _short(keys), strict=True))
 
 
 def _split(text: str) -> list[str]:

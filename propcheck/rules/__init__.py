@@ -6,6 +6,7 @@ Rules judge; they neither render nor know how the run was made.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from propcheck.records import Finding, Run, Severity
 
-__all__ = ["ALL", "Rule", "RuleSetting", "chosen", "explain", "find", "judge", "markdown"]
+__all__ = ["ALL", "Rule", "RuleSetting", "chosen", "explain", "find", "judge", "markdown", "matching"]
 
 ALL: tuple[Rule, ...] = tuple(
     sorted(
@@ -96,10 +97,33 @@ def find(name: str) -> Rule:
     raise PropcheckError(f"unknown rule {name}{hint}")
 
 
+def matching(name: str) -> list[Rule]:
+    """Return the rules that an id, a name or a family stands for; a family is the start of an id, such as ``PC1``.
+
+    Raises
+    ------
+    PropcheckError
+        There is none; the message names the nearest.
+    """
+    family = [rule for rule in ALL if re.fullmatch(r"PC\d{1,2}", name.upper()) and rule.id.startswith(name.upper())]
+    return family or [find(name)]
+
+
 def chosen(select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Rule]:
-    """Return the rules that :func:`judge` goes by; ``PropcheckError`` where one is unknown."""
-    selected = {find(name).id for name in select} or {rule.id for rule in ALL}
-    selected -= {find(name).id for name in ignore}
+    """Return the rules that :func:`judge` applies.
+
+    Parameters
+    ----------
+    select, ignore
+        Ids, names or families of rules to apply (empty: all) and to skip.
+
+    Raises
+    ------
+    PropcheckError
+        A rule is unknown.
+    """
+    selected = {rule.id for name in select for rule in matching(name)} or {rule.id for rule in ALL}
+    selected -= {rule.id for name in ignore for rule in matching(name)}
     return [rule for rule in ALL if rule.id in selected]
 
 
@@ -117,10 +141,8 @@ def judge(
         The run; its own ``findings`` are not looked at.
     settings
         Threshold and severity by rule id. A severity given here holds for every finding of the rule.
-    select
-        Ids or names of the only rules to judge by; empty means all.
-    ignore
-        Ids or names of rules to leave out.
+    select, ignore
+        As :func:`chosen` takes them.
 
     Returns
     -------
