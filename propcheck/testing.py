@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Set to 1, it writes the baselines instead of comparing with them, like `propcheck gate --update-baseline`.
 UPDATE = "PROPCHECK_UPDATE_BASELINE"
 
-_INTENDED = f"If the change is intended, set {UPDATE}=1 to write the baseline again from this test."
+_INTENDED = f"If the change is intended, run this test once with {UPDATE}=1 to update the baseline."
 
 
 def assert_healthy(

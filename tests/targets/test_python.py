@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.cli.app import run
 from propcheck.config.probe import load_probe
 from propcheck.targets.user_errors import target_error
@@ -82,7 +83,7 @@ def write(tmp_path, monkeypatch):
 
 
 def scanned(target, *overrides):
-    return scan(load_probe(target, ["inputs.tokens=8", *overrides]), target=target)
+    return measure(ScanRequest(target, load_probe(target, ["inputs.tokens=8", *overrides])))
 
 
 def refused(capsys, target, *options):
@@ -159,7 +160,7 @@ def test_a_batch_is_a_tensor_a_tuple_a_dict_or_a_function(write, batch, shape):
     write(f"def build(): return propcheck.Target(Model(), batch={batch})\n")
     one = scanned("mine:build", "scan.seeds=[7]")
     assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (*shape, "target")
-    assert any("inputs.tokens had no use" in note for note in one.notes)
+    assert any("batch; ignored: inputs.tokens" in note for note in one.notes)
 
 
 def test_floats_and_another_loss_need_no_vocabulary(write):
