@@ -33,7 +33,8 @@ class Target:
         Initialised as for training.
     batch
         What the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, or a function
-        that returns one of these; it may take the seed. None: token ids ``[batch, tokens]`` as the probe's inputs say.
+        that returns one of these; it may take the seed. None: token ids ``[batch, tokens]`` as set by
+        the probe's inputs, with the next token of each if ``forward`` also takes ``targets`` or ``labels``.
     loss
         Returns the scalar loss from the model's output and the batch. None: the loss that the model itself returns, else the
         next-token loss of logits ``[batch, tokens, vocabulary]``.
