@@ -13,7 +13,7 @@ from propcheck.config.resolve import Override, parse_override
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # These keys name a scan and change nothing in it (a base is read before any override).
 _NO_EFFECT = frozenset({"name", "description", "base"})
@@ -57,7 +57,7 @@ class Cell:
 
 
 def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """Parse the texts of ``--vary``.
+    """Read the values of ``--vary``.
 
     Parameters
     ----------
@@ -67,32 +67,47 @@ def read_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     Raises
     ------
     PropcheckError
-        If a text does not have this form, a key or value appears twice, or the key does not affect a scan.
+        A text has another form, or :func:`axes` refuses it.
     """
-    axes: dict[str, tuple[Override, ...]] = {}
+    values_of: dict[str, tuple[Override, ...]] = {}
     for text in texts:
-        overrides = _parse_vary(text)
-        key = overrides[0].key
-        if key in axes:
-            raise PropcheckError(f"--vary {text}: {key} is varied already; give all its values in one --vary")
-        axes[key] = overrides
-    return tuple(_axis(key, short, axes[key]) for key, short in zip(axes, _short_keys(tuple(axes)), strict=True))
+        written, equals, values = text.partition("=")
+        if not equals:
+            raise PropcheckError(f"--vary {text}: must be key=value,value, e.g. residual.placement=pre,post")
+        overrides = tuple(parse_override(f"{written}={value}", "--vary") for value in _split(values))
+        if overrides[0].key in values_of:
+            raise PropcheckError(f"--vary {text}: {overrides[0].key} is already varied; list all its values in one --vary")
+        values_of[overrides[0].key] = overrides
+    return axes(values_of)
 
 
-def _parse_vary(text: str) -> tuple[Override, ...]:
-    key, equals, values = text.partition("=")
-    if not equals:
-        raise PropcheckError(f"--vary {text}: must be key=value,value, as in residual.placement=pre,post")
-    overrides = tuple(parse_override(f"{key}={value}", "--vary") for value in _split(values))
-    key = overrides[0].key
-    if key in _NO_EFFECT or key.startswith("gate."):
-        raise PropcheckError(f"--vary {text}: {key} does not affect a scan")
-    seen: set[str] = set()
-    for override in overrides:
-        if repr(override.value) in seen:
-            raise PropcheckError(f"--vary {text}: {_display(override.value)} appears twice")
-        seen.add(repr(override.value))
-    return overrides
+def axes(values_of: Mapping[str, tuple[Override, ...]]) -> tuple[Axis, ...]:
+    """Return one axis per key.
+
+    Parameters
+    ----------
+    values_of
+        The values of each key, as overrides.
+
+    Raises
+    ------
+    PropcheckError
+        A key has no values or the same one twice, or has no effect on a scan.
+    """
+    if not values_of:
+        raise PropcheckError("vary: name at least one key of the probe and its values")
+    for key, overrides in values_of.items():
+        if not overrides:
+            raise PropcheckError(f"vary[{key!r}]: needs at least one value")
+        if key in _NO_EFFECT or key.startswith("gate."):
+            raise PropcheckError(f"{overrides[0].origin}: {key} has no effect on a scan")
+        seen: set[str] = set()
+        for override in overrides:
+            if repr(override.value) in seen:
+                raise PropcheckError(f"{override.origin}: {key} is given this value twice")
+            seen.add(repr(override.value))
+    keys = tuple(values_of)
+    return tuple(_axis(key, short, values_of[key]) for key, short in zip(keys, _short_keys(keys), strict=True))
 
 
 def _split(text: str) -> list[str]:

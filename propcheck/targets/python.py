@@ -125,13 +125,19 @@ def _cast_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _token_batch(model: nn.Module, inputs: InputsConfig, seed: int) -> Batch:
-    """Return token ids for ``model``; with the ids that follow them where its forward has ``targets`` for those."""
+    """Return token ids ``[batch, tokens]``, with the next token of each if ``model.forward`` takes targets or labels."""
     vocabulary = inputs.vocabulary or _vocabulary(model)
     names = list(signature(model.forward).parameters)
-    if "targets" not in names[1:]:
+    filled = next((name for name in ("targets", "labels") if name in names[1:]), None)
+    if filled is None or (filled == "labels" and _shifts_labels(model)):
         return token_ids(inputs, vocabulary, seed)
     ids = token_ids(inputs.model_copy(update={"tokens": inputs.tokens + 1}), vocabulary, seed)
-    return {names[0]: ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
+    return {names[0]: ids[:, :-1].contiguous(), filled: ids[:, 1:].contiguous()}
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether ``model`` comes from transformers, whose models shift ``labels`` by one token themselves."""
+    return any(base.__module__.partition(".")[0] == "transformers" for base in type(model).__mro__)
 
 
 def _vocabulary(model: nn.Module) -> int:

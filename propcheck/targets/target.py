@@ -32,8 +32,9 @@ class Target:
     model
         Initialised as for training.
     batch
-        Arguments of the model: a tensor, a tuple of positional arguments or a dict of keyword arguments; or a function that
-        returns one of these and may take the seed. None: token ids ``[batch, tokens]`` as set in the probe's ``[inputs]``.
+        What the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, or a function
+        that returns one of these; it may take the seed. None: token ids ``[batch, tokens]`` as set by
+        the probe's inputs, with the next token of each if ``forward`` also takes ``targets`` or ``labels``.
     loss
         Function of the model's output and the batch that returns the scalar loss. None: the loss that the model returns, else
         the next-token loss of its logits ``[batch, tokens, vocabulary]``.

@@ -37,9 +37,9 @@ def test_values_are_split_at_the_commas_outside_brackets_and_quotes(text, values
         (["model.layers="], "the value after = is missing"),
         (["model.layers=1,,2"], "the value after = is missing"),
         (["model.layers=[1,2"], "not a TOML value"),
-        (["model.layers=1,2,1"], "1 appears twice"),
-        (["model.layers=1", "model.layers=2"], "model.layers is varied already"),
-        (["base=tiny,gpt2"], "base does not affect a scan"),
+        (["model.layers=1,2,1"], "model.layers is given this value twice"),
+        (["model.layers=1", "model.layers=2"], "model.layers is already varied"),
+        (["base=tiny,gpt2"], "base has no effect on a scan"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(texts, message):

@@ -11,7 +11,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import propcheck
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.cli.app import run
 from propcheck.config.probe import load_probe
 from propcheck.deferred_init.record import record
@@ -65,7 +66,7 @@ def config(tmp_path, monkeypatch):
 
 
 def scanned(target, *overrides):
-    return scan(load_probe(target, ["inputs.tokens=16", "inputs.batch=2", *overrides]), target=target)
+    return measure(ScanRequest(target, load_probe(target, ["inputs.tokens=16", "inputs.batch=2", *overrides])))
 
 
 def built(target, *overrides):

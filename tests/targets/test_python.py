@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.cli.app import run
 from propcheck.config.probe import load_probe
 from propcheck.targets.user_errors import target_error
@@ -82,7 +83,7 @@ def write(tmp_path, monkeypatch):
 
 
 def scanned(target, *overrides):
-    return scan(load_probe(target, ["inputs.tokens=8", *overrides]), target=target)
+    return measure(ScanRequest(target, load_probe(target, ["inputs.tokens=8", *overrides])))
 
 
 def refused(capsys, target, *options):
@@ -131,18 +132,34 @@ def test_a_package_in_the_working_directory_is_importable(write):
     assert scanned("pkg_of_mine.mod:Model").model.blocks == 3
 
 
-def test_forward_with_targets_gets_the_ids_that_follow(write):
-    write("""
+@pytest.mark.parametrize("argument", ["targets", "labels"])
+def test_forward_with_targets_or_labels_gets_the_next_ids(write, argument):
+    write(f"""
 class Own(Model):
-    def forward(self, idx, targets=None):
+    def forward(self, idx, mask=None, {argument}=None):
         logits = super().forward(idx)
-        assert targets is not None and torch.equal(idx[:, 1:], targets[:, :-1])
-        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        assert {argument} is not None and torch.equal(idx[:, 1:], {argument}[:, :-1])
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), {argument}.flatten())
 """)
     own = scanned("mine:Own")
     assert own.inputs.tokens == 8
     assert own.loss.uniform == pytest.approx(math.log(50))
     assert own.loss.value == pytest.approx(math.log(50), abs=1)
+
+
+def test_labels_of_a_transformers_model_are_not_filled_since_it_shifts_them_itself(write):
+    write("""
+from transformers import GPT2Config, GPT2LMHeadModel
+
+class Own(GPT2LMHeadModel):
+    def forward(self, input_ids, labels=None):
+        assert labels is None
+        return super().forward(input_ids)
+
+def build():
+    return Own(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50))
+""")
+    assert scanned("mine:build").inputs.tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -157,9 +174,9 @@ class Own(Model):
 )
 def test_a_batch_is_a_tensor_a_tuple_a_dict_or_a_function(write, batch, shape):
     write(f"def build(): return propcheck.Target(Model(), batch={batch})\n")
-    result = scanned("mine:build", "scan.seeds=[7]")
-    assert (result.inputs.batch, result.inputs.tokens, result.inputs.source) == (*shape, "target")
-    assert any("inputs.tokens had no use" in note for note in result.notes)
+    one = scanned("mine:build", "scan.seeds=[7]")
+    assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (*shape, "target")
+    assert any("batch; ignored: inputs.tokens" in note for note in one.notes)
 
 
 def test_floats_and_another_loss_need_no_vocabulary(write):
