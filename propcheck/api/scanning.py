@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from propcheck.progress import Progress
     from propcheck.records import NormRecord, SiteRecord
     from propcheck.targets.target import Target, Task
-    from propcheck.tracing.additions import Site
+    from propcheck.tracing.sites import Site
 
 
 _WORTH_COLLECTING = 1 << 24  # elements
