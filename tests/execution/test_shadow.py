@@ -145,7 +145,7 @@ class Counted(Block):
 
 
 def test_a_model_that_adds_otherwise_in_fp32_is_refused():
-    with pytest.raises(PropcheckError, match="has 6 residual additions and the fp32 one has 3"):
+    with pytest.raises(PropcheckError, match="has 6 residual additions, the fp32 pass has 3"):
         shadowed(of(torch.bfloat16, Counted))
 
 
