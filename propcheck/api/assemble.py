@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from propcheck.execution.single_pass import Pass
     from propcheck.records import EngineInfo, SiteRecord
     from propcheck.targets.target import Task
-    from propcheck.tracing.additions import Site
+    from propcheck.tracing.sites import Site
 
 # Roles whose parameters write the output of a branch.
 _WRITING = ("linear", "convolution")
