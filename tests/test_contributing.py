@@ -78,9 +78,9 @@ def test_the_rule_finds_what_it_is_for(changed):
 
 def test_the_column_is_measured_and_stored(changed):
     document = scan(changed, "biased.py:build")
-    field = pq.read_schema(changed / "run" / "sublayers.parquet").field("sum_absmin")
-    assert b"description" in field.metadata
-    assert all(row["sum_absmin"] >= 0 for row in document["sublayers"])
+    field = pq.read_schema(changed / "run" / "sublayers.parquet").field("sum_crest")
+    assert field.metadata[b"description"] == b"Largest magnitude of the sum relative to its RMS."
+    assert all(row["sum_crest"] == row["sum_absmax"] / row["sum_rms"] for row in document["sublayers"])
 
 
 def test_the_placement_keeps_two_unit_signals_at_one(changed):
