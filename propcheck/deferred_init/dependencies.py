@@ -18,14 +18,17 @@ class Slice:
 
     Attributes
     ----------
+    target
+        The tensor.
     operations
-        Their indices in the log.
+        Indices of the operations in the log.
     valued
         Those whose results are needed with their values; of the others just the memory.
     last_used
         The tensors that no later operation of the slice uses, by operation.
     """
 
+    target: TensorRef
     operations: tuple[int, ...]
     valued: frozenset[int]
     last_used: dict[int, tuple[int, ...]]
@@ -78,7 +81,7 @@ class Slicer:
                 add(producer, valued=valued)
         operations = tuple(sorted(needed))
         values = frozenset(index for index in operations if needed[index])
-        return Slice(operations, values, self._last_used(operations, target))
+        return Slice(target, operations, values, self._last_used(operations, target))
 
     def _last_used(self, operations: tuple[int, ...], target: TensorRef) -> dict[int, tuple[int, ...]]:
         seen = {target.tensor}

@@ -36,9 +36,7 @@ def build_ordinarily(
     first_use: Callable[[nn.Module], object],
     *,
     seed: int,
-    budget: int,
-    in_use: Callable[[], int],
-    reason: str,
+    limit: MemoryLimit,
 ) -> Recording:
     """Run ``factory`` for real.
 
@@ -50,10 +48,8 @@ def build_ordinarily(
         Calls the model once, for modules that get their shapes only then (``nn.LazyLinear``).
     seed
         The values are a function of it: torch, numpy and ``random`` start from it.
-    budget, in_use
-        Bytes that the process may use, and a function that says how many it uses.
-    reason
-        Why it was not recorded, as a sentence.
+    limit
+        Stops the construction before it exceeds the memory budget.
 
     Returns
     -------
@@ -66,7 +62,7 @@ def build_ordinarily(
         If the model would not fit, or is no module.
     """
     start = generator_for("ordinary", seed).initial_seed()
-    with own_random_state(start % (1 << 32)), _Watched(budget, in_use, reason):
+    with own_random_state(start % (1 << 32)), limit:
         torch.manual_seed(start)
         model = factory()
         require_module(model)
@@ -94,10 +90,17 @@ def _taken(model: nn.Module) -> Recording:
 _WORTH_A_LOOK = 1 << 20
 
 
-class _Watched(TorchDispatchMode):
-    """Ends a construction before it takes more memory than it may.
+class MemoryLimit(TorchDispatchMode):
+    """Stops a construction before it exceeds the memory budget.
 
     Memory that a call only allocates counts at once: nothing wrote it yet, so for the machine it is not in use.
+
+    Parameters
+    ----------
+    budget, in_use
+        Bytes that the process may use, and a function that returns how many it uses.
+    reason
+        Why the model could not be recorded, as a sentence.
     """
 
     def __init__(self, budget: int, in_use: Callable[[], int], reason: str) -> None:

@@ -55,7 +55,7 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             delattr(owner, name)  # it was inherited
 
 
-def _record_trunc_normal_(
+def _record_trunc_normal_(  # noqa: PLR0913 - the signature of the function that it replaces
     tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
 ) -> Tensor:
     del generator

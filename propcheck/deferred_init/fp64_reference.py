@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST = 2**24
 
 
-def in_fp64(log: Sequence[Operation], constants: Mapping[int, Tensor], piece: Slice, target: TensorRef) -> Tensor | None:
+def in_fp64(log: Sequence[Operation], constants: Mapping[int, Tensor], piece: Slice) -> Tensor | None:
     """Compute a tensor of a log with each floating dtype replaced by fp64.
 
     Parameters
@@ -31,9 +31,7 @@ def in_fp64(log: Sequence[Operation], constants: Mapping[int, Tensor], piece: Sl
     log, constants
         Of the recording. Literal numbers stay those that they were in their own dtype.
     piece
-        What ``target`` depends on.
-    target
-        Which tensor.
+        The operations that the tensor depends on.
 
     Returns
     -------
@@ -50,11 +48,11 @@ def in_fp64(log: Sequence[Operation], constants: Mapping[int, Tensor], piece: Sl
     wide = list(log)
     for index, operation in operations.items():
         wide[index] = _widened(operation)
-    needed = {ref.tensor for operation in operations.values() for ref in operation.inputs} | {target.tensor}
+    needed = {ref.tensor for operation in operations.values() for ref in operation.inputs} | {piece.target.tensor}
     values = {number: constants[number] for number in needed & constants.keys()}
     values = {number: value.to(_wide(value.dtype)) for number, value in values.items()}
     try:
-        return compute(wide, values, piece, _widened_ref(target), _no_draw)
+        return compute(wide, values, piece)
     except RuntimeError:  # torch's for whatever an operator does not do with the dtypes it is given
         return None
 
@@ -120,7 +118,3 @@ def _widened(operation: Operation) -> Operation:
 def _depends_on_dtype(operation: Operation) -> bool:
     """Whether a call shows the bits of a number as another dtype."""
     return str(operation.function) in ("aten.view.dtype", "aten.view_copy.dtype")
-
-
-def _no_draw(*_: Any) -> Any:
-    raise AssertionError("nothing random has a value here")

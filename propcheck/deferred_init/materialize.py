@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from propcheck.deferred_init.dependencies import Slice
     from propcheck.deferred_init.keyed_rng import Workers
-    from propcheck.deferred_init.op_log import TensorRef
     from propcheck.deferred_init.record import Entry, Recording
 
 
@@ -71,7 +70,7 @@ class Replay:
         """
         if not self._recording.recorded:
             return self._recording.tensors[entry.name].detach()
-        value = self._compute(entry.ref, self._slices[entry.name], seed, out)
+        value = self._compute(self._slices[entry.name], seed, out)
         if out is not None and value.data_ptr() != out.data_ptr():
             return out.view(entry.shape).copy_(value)
         return _alone(value) if out is None else value
@@ -86,13 +85,13 @@ class Replay:
             return None
         piece = self._slicer.slice(ref)
         self._own(name, piece)
-        return _alone(self._compute(ref, piece, seed, None)).requires_grad_(tensor.requires_grad)
+        return _alone(self._compute(piece, seed, None)).requires_grad_(tensor.requires_grad)
 
-    def _compute(self, ref: TensorRef, piece: Slice, seed: int, out: Tensor | None) -> Tensor:
+    def _compute(self, piece: Slice, seed: int, out: Tensor | None) -> Tensor:
         def drawn(index: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], memory: Tensor) -> Any:
             return draw(function, args, kwargs, memory, (seed, *self._owner[index]), self._workers)
 
-        return compute(self._recording.log, self._recording.constants, piece, ref, drawn, out)
+        return compute(self._recording.log, self._recording.constants, piece, drawn, out)
 
     def init_calls(self, entry: Entry) -> str | None:
         """Return the calls that gave a parameter its value in readable form, None if no call ever did.
@@ -129,7 +128,7 @@ class Replay:
             return None
         if not self._recording.recorded or self.init_calls(entry) is None:
             return None
-        exact = in_fp64(self._recording.log, self._recording.constants, self._slices[entry.name], entry.ref)
+        exact = in_fp64(self._recording.log, self._recording.constants, self._slices[entry.name])
         return None if exact is None else excess(self.materialize(entry, seed), exact)
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# Storage number of the literal values of ``torch.tensor``: nothing in the log writes them.
+_LITERAL = -1
+
+
 class Unrecordable(Exception):  # noqa: N818
     """What the recorded code did that cannot be recorded, as the end of a sentence about it."""
 
@@ -69,7 +73,7 @@ class Recorder(TorchDispatchMode):
         ref = self.ref(fake)
         if real.is_meta:  # such as torch.tensor gives for the meta device: memory without a value
             allocation = torch.ops.aten.empty_strided.default
-            self.log.append(_operation(allocation, (ref.shape, ref.stride), {}, (ref,), covered=True, literal=False))
+            self.log.append(_operation(allocation, (ref.shape, ref.stride), {}, (ref,), covered=True))
         else:
             with _disable_current_modes():
                 self.constants[ref.tensor] = real.detach().clone()
@@ -78,7 +82,7 @@ class Recorder(TorchDispatchMode):
     def _constant(self, value: Tensor) -> TensorRef:
         """Keep the literal values of ``torch.tensor`` or ``torch.from_numpy``."""
         self._count += 1
-        ref = TensorRef(self._count, -1, tuple(value.shape), value.stride(), value.dtype)
+        ref = TensorRef(self._count, _LITERAL, tuple(value.shape), value.stride(), value.dtype)
         with _disable_current_modes():
             self.constants[ref.tensor] = value.detach().clone()  # an array may be filled anew for the next parameter
         return ref
@@ -96,7 +100,7 @@ class Recorder(TorchDispatchMode):
             piece = slicer.slice(leaf)
             if any(self.log[index].random or self.log[index].empty for index in piece.valued):
                 raise Unrecordable(_reads(func, "a tensor that is random or was never written"))
-            return compute(self.log, self.constants, piece, leaf, _no_draw)
+            return compute(self.log, self.constants, piece)
 
         if any(written for _, written in arguments(func, args, kwargs)):
             raise Unrecordable(_reads(func, "a tensor while it changes another"))
@@ -131,7 +135,7 @@ class Recorder(TorchDispatchMode):
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             return self._for_real(func, recorded_args, recorded_kwargs)
         outputs = tuple(self.ref(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        self.log.append(_operation(func, recorded_args, recorded_kwargs, outputs, covered=covered, literal=literal))
+        self.log.append(_operation(func, recorded_args, recorded_kwargs, outputs, covered=covered))
         return result
 
 
@@ -141,7 +145,7 @@ def _geometry(storage: int, tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _operation(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[TensorRef, ...], *, covered: bool, literal: bool
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[TensorRef, ...], *, covered: bool
 ) -> Operation:
     """Work out what a call reads and writes; ``covered`` says whether what it writes are whole storages."""
     inputs: list[TensorRef] = []
@@ -155,6 +159,7 @@ def _operation(
         elif not returns_geometry_of_input(func):
             read += refs
     fresh = overwrites(func)
+    literal = func is torch.ops.aten.lift_fresh.default and args[0].storage == _LITERAL
     for key, value in (("device", torch.device("cpu")), ("pin_memory", False)):
         if key in kwargs:
             kwargs = {**kwargs, key: value}
@@ -177,10 +182,6 @@ def _tensors(values: Iterator[Any]) -> Iterator[Tensor]:
 
 def _covers_storage(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
-
-
-def _no_draw(*_: Any) -> Any:
-    raise AssertionError("the caller made sure that nothing is random")
 
 
 def _reads(function: Any, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,25 +25,23 @@ def compute(
     log: Sequence[Operation],
     constants: Mapping[int, Tensor],
     piece: Slice,
-    target: TensorRef,
-    draw: Draw,
+    draw: Draw | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the value of one tensor of ``log``.
+    """Compute the tensor that ``piece`` is the slice of.
 
     Parameters
     ----------
     log, constants
-        Of the recording. Constants are left as they are.
+        Of the recording. Constants are not modified.
     piece
-        What ``target`` depends on.
-    target
-        Which tensor.
+        The operations that the tensor depends on.
     draw
-        Runs a random operator.
+        Runs a random operator. None: the slice has no random operation.
     out
         A contiguous tensor whose memory is used for the target's, if that has the same size.
     """
+    target = piece.target
     inputs = (ref for index in piece.operations for ref in log[index].inputs)
     outside = {ref.tensor for ref in (target, *inputs)} & constants.keys()
     values = {number: constants[number].clone() for number in outside}  # operations may write into them
@@ -51,7 +50,12 @@ def compute(
             operation = log[index]
             torch.set_default_dtype(operation.default_dtype)
             memory = out if any(ref.storage == target.storage for ref in operation.outputs) else None
-            results = _run(index, operation, values, draw, memory, valued=index in piece.valued)
+            needs_value = index in piece.valued
+            if operation.empty or (operation.allocates and not needs_value):
+                results = [_allocate(ref, memory, written=not needs_value) for ref in operation.outputs]
+            else:
+                run_random = None if draw is None else partial(draw, index)
+                results = _run(operation, values, run_random, memory)
             for ref, result in zip(operation.outputs, results, strict=True):
                 values.setdefault(ref.tensor, result)
             for number in piece.last_used[index]:
@@ -59,17 +63,14 @@ def compute(
     return values[target.tensor]
 
 
-def _run(
-    index: int, operation: Operation, values: dict[int, Tensor], draw: Draw, out: Tensor | None, *, valued: bool
-) -> list[Tensor]:
-    if operation.empty or (operation.allocates and not valued):
-        return [_allocate(ref, out, written=not valued) for ref in operation.outputs]
+def _run(operation: Operation, values: dict[int, Tensor], draw: Callable[..., Any] | None, out: Tensor | None) -> list[Tensor]:
     args, kwargs = tree_map(
         lambda leaf: values[leaf.tensor] if isinstance(leaf, TensorRef) else leaf, (operation.args, operation.kwargs)
     )
     if operation.random:
+        assert draw is not None, "the caller checks that no operation of the slice is random"
         memory = _allocate(operation.outputs[0], out, written=True) if operation.allocates else args[0]
-        result = draw(index, operation.function, args, kwargs, memory)
+        result = draw(operation.function, args, kwargs, memory)
     else:
         if torch.Tag.inplace_view in operation.function.tags:  # it turns a tensor that others may still want as it is
             args = (torch.ops.aten.alias(args[0]), *args[1:])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from propcheck.deferred_init.eager import build_ordinarily
+from propcheck.deferred_init.eager import MemoryLimit, build_ordinarily
 from propcheck.deferred_init.materialize import Replay
 from propcheck.deferred_init.record import NotRecordedError, Recording, record
 from propcheck.errors import PropcheckError
@@ -70,7 +70,7 @@ def build(task: Task, seed: int, *, budget: int, device: torch.device, workers: 
     else:
         reason = ""
     if reason:
-        recording = build_ordinarily(factory, first_use, seed=seed, budget=budget, in_use=resident_bytes, reason=reason)
+        recording = build_ordinarily(factory, first_use, seed=seed, limit=MemoryLimit(budget, resident_bytes, reason))
     replay = Replay(recording, workers)
     held = sum(entry.nbytes for entry in recording.entries) if not recording.recorded else 0
     return Built(built[0], recording, replay, Realiser(replay, seed, device), held, notes)
