@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Mixer = Literal["attention", "deltanet"]
 Placement = Literal["pre", "post", "sandwich", "reordered", "deepnorm", "sub-ln", "lns", "mix-ln", "keel", "none"]
 ResidualScale = Literal["plain", "rezero", "layerscale", "depth"]
+# Only parameters outside matrix products: torch multiplies no fp32 weight with half-precision activations.
+KeptName = Literal["A_log", "dt_bias", "scale"]
 InitScheme = Literal["normal", "gpt2", "megatron", "xavier", "he", "fan-in", "small", "olmo-llama"]
 
 
@@ -150,4 +152,4 @@ class DecoderConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     residual: ResidualConfig = Field(default_factory=ResidualConfig)
     init: InitConfig = Field(default_factory=InitConfig)
-    keep_fp32: tuple[str, ...] = Field((), description="Parameters that stay fp32 in every precision, by last part of name.")
+    keep_fp32: tuple[KeptName, ...] = ()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from propcheck.config.decoder import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
+from propcheck.config.decoder import DecoderConfig, InitConfig, InitScheme, KeptName, ModelConfig, ResidualConfig, Section
 from propcheck.config.resolve import (
     Override,
     Source,
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
-# Only parameters outside matrix products: torch multiplies no fp32 weight with half-precision activations.
-KeptName = Literal["A_log", "dt_bias", "scale"]
 TokenSource = Literal["zipf", "uniform", "tokens", "text"]
 TOKEN_SOURCES = typing.get_args(TokenSource)
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]

@@ -80,17 +80,13 @@ class Decoder(nn.Module):
     Raises
     ------
     PropcheckError
-        If the configuration cannot be computed.
+        If ``attention.rotary`` would rotate an odd number of elements.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         model = config.model
-        if {"weight", "bias"} & set(config.keep_fp32):
-            raise PropcheckError(
-                "keep_fp32 = weight or bias: matrix products need one dtype; use parameters such as A_log or dt_bias"
-            )
         self.dropout = model.dropout
         self.embedding = nn.Embedding(model.vocabulary, model.width)
         self.position_embedding = nn.Embedding(model.positions, model.width) if model.positions else None
