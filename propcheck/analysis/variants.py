@@ -1,10 +1,10 @@
-"""What differs between a run and that of the probe it is a variation of: a few lines under the table."""
+"""Notes on how a run differs from that of the probe that it is based on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from propcheck.analysis import profile as depth
+from propcheck.analysis.profile import profile
 from propcheck.formatting import number
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def settings_note(base: str, differing: Sequence[tuple[str, Any, Any]]) -> str:
-    """Say which keys differ from those of ``base``: (dotted key, value here, value there)."""
+    """Name the keys that differ from those of ``base``: (dotted key, value here, value in base)."""
     if not differing:
-        return f"The same settings as {base}."
-    listed = "; ".join(f"{key} = {_shown(here)} (there {_shown(there)})" for key, here, there in differing)
-    return f"As {base}, but for {listed}."
+        return f"Same settings as {base}."
+    listed = "; ".join(f"{key} = {_shown(value)} instead of {_shown(expected)}" for key, value, expected in differing)
+    return f"Same settings as {base}, except {listed}."
 
 
 def comparable(run: Run, base: Run) -> bool:
@@ -32,28 +32,28 @@ def comparable(run: Run, base: Run) -> bool:
 
 
 def measured_note(run: Run, base: Run, base_name: str) -> str:
-    """Say what that changed: the ends of stream and gradient, the loss, and the findings won and lost."""
-    here, there = depth.profile(run), depth.profile(base)
+    """Compare a run with that of its base: stream and gradient at both ends, the first loss, and the rules that report."""
+    curve, base_curve = profile(run), profile(base)
     parts: list[str] = []
 
-    def add(what: str, own: float | None, other: float | None) -> None:
-        if own is not None and other is not None:
-            parts.append(f"{what} {number(own)} (there {number(other)})")
+    def add(name: str, value: float | None, expected: float | None) -> None:
+        if value is not None and expected is not None:
+            parts.append(f"{name} is {number(value)} instead of {number(expected)}")
 
-    if here.units and there.units:
-        last, before = here.label(-1), f"before {here.noun}"
-        add(f"sum RMS after {here.noun} {last}", here.units[-1][-1].sum_rms, there.units[-1][-1].sum_rms)
-        for unit in dict.fromkeys((0, min(1, len(here.units) - 1), len(here.units) - 1)):
-            own, other = here.units[unit][0], there.units[unit][0]
-            add(f"gradient {before} {here.label(unit)}", own.grad_stream_norm, other.grad_stream_norm)
+    if curve.units and base_curve.units:
+        last = len(curve.units) - 1
+        add(f"sum RMS after {curve.noun} {curve.label(-1)}", curve.units[-1][-1].sum_rms, base_curve.units[-1][-1].sum_rms)
+        for unit in dict.fromkeys((0, min(1, last), last)):
+            site, base_site = curve.units[unit][0], base_curve.units[unit][0]
+            name = f"gradient before {curve.noun} {curve.label(unit)}"
+            add(name, site.grad_stream_norm, base_site.grad_stream_norm)
     add("first loss", run.loss.value, base.loss.value)
-    rules, others = ({finding.rule for finding in one.findings} for one in (run, base))
-    gained, lost = sorted(rules - others), sorted(others - rules)
-    if gained:
-        parts.append(f"only here {', '.join(gained)}")
-    if lost:
-        parts.append(f"only there {', '.join(lost)}")
-    return f"Beside the run of {base_name}: {'; '.join(parts)}."
+    rules, base_rules = ({finding.rule for finding in each.findings} for each in (run, base))
+    if rules - base_rules:
+        parts.append(f"new: {', '.join(sorted(rules - base_rules))}")
+    if base_rules - rules:
+        parts.append(f"gone: {', '.join(sorted(base_rules - rules))}")
+    return f"Compared with the run of {base_name}: {'; '.join(parts)}."
 
 
 def _shown(value: object) -> str:

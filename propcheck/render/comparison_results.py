@@ -1,28 +1,30 @@
-"""A gate and a comparison in the form that machines read."""
+"""Gates and comparisons as results for GitHub annotations, JUnit and SARIF."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING
 
-from propcheck.comparison.gate_findings import CHECKS, times, where
-from propcheck.formatting import count, number
+from propcheck.comparison.gate_findings import CHECKS
+from propcheck.comparison.places import describe_place
+from propcheck.comparison.quantities import QUANTITIES
+from propcheck.formatting import count, number, times
 from propcheck.records import Finding, Place
 from propcheck.render.results import Check, Results
-from propcheck.render.terminal.changes import NAMES
+from propcheck.render.terminal.comparison_table import start_sentence
 from propcheck.render.terminal.gate_table import facts
 
 if TYPE_CHECKING:
-    from propcheck.comparison.compare import Comparison, Contrast
+    from propcheck.comparison.compare import PairwiseComparison, RunComparison
     from propcheck.comparison.differences import Difference
-    from propcheck.comparison.gate import Gate
+    from propcheck.comparison.gate import GateResult
     from propcheck.render.source_location import Location
 
-_REMEDY = "Nothing fails by a comparison; `propcheck gate` is what judges."
+_REMEDY = "A comparison never fails. To fail on a difference, use `propcheck gate`."
 
 
-def gate_results(gate: Gate, location: Location | None) -> Results:
-    """Return what a gate found; errors fail it.
+def gate_results(gate: GateResult, location: Location | None) -> Results:
+    """Return the findings of a gate; errors fail it.
 
     Parameters
     ----------
@@ -43,8 +45,8 @@ def gate_results(gate: Gate, location: Location | None) -> Results:
     )
 
 
-def comparison_results(comparison: Comparison, location: Location | None) -> Results:
-    """Return what differs between runs, as notes: nothing of it fails.
+def comparison_results(comparison: RunComparison, location: Location | None) -> Results:
+    """Return the differences between runs as notes, which never fail.
 
     Parameters
     ----------
@@ -53,8 +55,8 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
     location
         The file that annotations point at.
     """
-    checks = [_check(quantity, name, f"Whether it differs: {name}.") for quantity, name in NAMES.items()]
-    checks.append(_check("findings", "findings", "What the rules found in one run and not in the first."))
+    checks = [_check(name, quantity.label, f"The {quantity.phrase} differs.") for name, quantity in QUANTITIES.items()]
+    checks.append(_check("findings", "findings", "A finding is in only one of the runs."))
     return Results(
         command="compare",
         subject=", ".join(run.target for run in comparison.runs),
@@ -62,12 +64,7 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
         checks=tuple(checks),
         findings=tuple(finding for contrast in comparison.contrasts for finding in _findings(contrast)),
         failing=(),
-        facts=tuple(
-            f"No number of {one.label} differs from that of A."
-            if one.start is None
-            else f"{one.label} parts from A at {where(one.start)}."
-            for one in comparison.contrasts
-        ),
+        facts=tuple(start_sentence(contrast) for contrast in comparison.contrasts),
     )
 
 
@@ -75,41 +72,42 @@ def _check(key: str, name: str, text: str) -> Check:
     return Check(f"compare-{key}", name, "note", text, text)
 
 
-def _findings(contrast: Contrast) -> list[Finding]:
+def _findings(contrast: PairwiseComparison) -> list[Finding]:
     found = []
     for change in contrast.changes:
         if change.first is None or change.most is None:
             continue
-        noun = {"grad_norm": "parameter", "loss": "loss"}.get(change.quantity, "site")
-        most = f"; most at {_said(change.most)}" if change.most is not change.first else ""
+        quantity = QUANTITIES[change.quantity]
+        most = f"; most at {_described(change.most, contrast.label)}" if change.most is not change.first else ""
         found.append(
             Finding(
                 rule=f"compare-{change.quantity}",
-                name=NAMES[change.quantity],
+                name=quantity.label,
                 severity="note",
                 site=change.first.place if change.first.place != Place() else None,
                 metric=change.quantity,
                 value=change.first.value,
                 expected=change.first.baseline,
-                message=f"{contrast.label} beside A: {NAMES[change.quantity]} differs at {change.differing} of "
-                f"{count(change.compared, noun)}, first at {_said(change.first)}{most}.",
+                message=f"{contrast.label} compared with A: the {quantity.phrase} differs at {change.differing} of "
+                f"{count(change.compared, quantity.noun)}, first at {_described(change.first, contrast.label)}{most}.",
                 remedy=_REMEDY,
             )
         )
-    for label, findings in ((contrast.label, contrast.won), ("A", contrast.lost)):
+    for label, findings in ((contrast.label, contrast.new_findings), ("A", contrast.gone_findings)):
         found += [
             dataclasses.replace(
-                one,
+                finding,
                 rule="compare-findings",
                 name="findings",
                 severity="note",
-                message=f"Only in {label}: {one.severity} {one.rule} {one.name}: {one.message}",
+                message=f"Only in {label}: {finding.severity} {finding.rule} {finding.name}: {finding.message}",
             )
-            for one in findings or ()
+            for finding in findings or ()
         ]
     return found
 
 
-def _said(one: Difference) -> str:
-    ratio = "" if one.ratio is None else f" ({times(one.ratio)})"
-    return f"{where(one.place)}: {number(one.baseline)} in A, {number(one.value)} here{ratio}"
+def _described(difference: Difference, label: str) -> str:
+    ratio = "" if difference.ratio is None else f" ({times(difference.ratio)})"
+    place = describe_place(difference.place)
+    return f"{place}: {number(difference.baseline)} in A, {number(difference.value)} in {label}{ratio}"

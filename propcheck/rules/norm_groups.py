@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from propcheck.analysis.name_patterns import pattern
 from propcheck.analysis.profile import median
 from propcheck.formatting import count, places
 from propcheck.records import NormRecord, Place
+from propcheck.records.columns import float_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile
     from propcheck.records import Run, SiteRecord
 
-_MEASURED = tuple(f.name for f in fields(NormRecord) if f.type == "float | None" and f.name != "eps")
+_MEASURED = tuple(name for name in float_columns(NormRecord) if name != "eps")
 
 
 def norms_of(run: Run) -> list[NormRecord]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.growth import describe
 from propcheck.analysis.profile import log_ratio
 from propcheck.formatting import places
 
 if TYPE_CHECKING:
-    from propcheck.analysis.growth import Growth
     from propcheck.analysis.profile import Compounding, Profile
+    from propcheck.records import Growth
 
 
 def judged_blocks(profile: Profile, trend: Compounding) -> str:
@@ -26,7 +27,7 @@ def growth_law(growth: Growth | None, verb: str, noun: str) -> str:
     """Say which law a trend follows, as a sentence; empty if there are too few blocks, or if the fit is flat."""
     if growth is None or growth.law in (None, "flat"):
         return ""
-    return f" It {verb} {growth.described(noun)}."
+    return f" It {verb} {describe(growth, noun)}."
 
 
 def main_sublayer(profile: Profile, trend: Compounding) -> str:

@@ -1,4 +1,4 @@
-"""What two runs differ in, as columns: the cells that the tables and the Markdown of compare and gate share."""
+"""Columns and cells that show how two runs differ, for the tables and Markdown of compare and gate."""
 
 from __future__ import annotations
 
@@ -7,58 +7,44 @@ from typing import TYPE_CHECKING
 
 from propcheck.analysis.growth import factor
 from propcheck.analysis.profile import log_ratio, safe_exp
-from propcheck.comparison.gate_findings import times
-from propcheck.formatting import number, percent
+from propcheck.comparison.quantities import QUANTITIES
+from propcheck.formatting import number, percent, times
 from propcheck.render.terminal.columns import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.analysis.growth import Growth
-    from propcheck.comparison.compare import Change
-    from propcheck.config.tolerances import Quantity
-    from propcheck.records import Place
+    from propcheck.comparison.compare import QuantityChange
+    from propcheck.records import Growth, Place
 
-NAMES: dict[Quantity, str] = {
-    "stream_rms": "stream RMS",
-    "update_rms": "update RMS",
-    "update_ratio": "update / stream",
-    "grad_stream_norm": "gradient, stream",
-    "grad_update_norm": "gradient, update",
-    "param_grad_norm": "gradient, branch",
-    "parameter_rms": "parameter RMS",
-    "grad_norm": "gradient, parameter",
-    "loss": "first loss",
-}
 # Characters of a place; of a longer name the end says more.
 _PLACE = 20
 
 
-def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Column]:
-    """Lay out a row a quantity: in how many places it differs, where that starts, and where it is largest.
+def change_columns(changes: Sequence[QuantityChange], base: str, other: str) -> list[Column]:
+    """Return the columns of a table with one row per quantity: how many places differ, where first, and where most.
 
     Parameters
     ----------
     changes
         The quantities.
     base, other
-        What the two runs are called.
+        Names of the two runs.
     """
     rows = []
-    for one in changes:
-        differs = f"{one.differing}/{one.compared}"
-        row = [NAMES[one.quantity], differs, passing(one.allowed)]
-        if one.first is None or one.most is None:
+    for change in changes:
+        row = [QUANTITIES[change.quantity].label, f"{change.differing}/{change.compared}", tolerance_range(change.allowed)]
+        first, most = change.first, change.most
+        if first is None or most is None:
             rows.append((*row, *[""] * 5))
             continue
-        first, most = one.first, one.most
         largest = f"{_ratio(most.ratio)} {short(most.place)}".strip() if most is not first else ""
         values = (number(first.baseline, aligned=True), number(first.value, aligned=True))
         rows.append((*row, short(first.place), *values, _ratio(first.ratio), largest))
     headings = (
         ("", 10),
         ("differs", 9),
-        ("passes", 3),
+        ("limit", 3),
         ("first at", 8),
         (base, 6),
         (other, 5),
@@ -70,8 +56,8 @@ def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Col
     return [column for column in columns if any(column.cells)]
 
 
-def passing(allowed: tuple[float, float]) -> str:
-    """Write which factors pass: ``5 %``, ``5 % to x1.6``."""
+def tolerance_range(allowed: tuple[float, float]) -> str:
+    """Format the range of accepted factors: ``5 %``, ``5 % to x1.6``."""
     least, most = allowed
     if least == most:
         return _share(least)

@@ -1,4 +1,4 @@
-"""Runs side by side: the table of ``propcheck compare`` and its Markdown, made of the same parts."""
+"""A comparison of runs as terminal tables and as Markdown, made of the same parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from propcheck.analysis.growth import factor
 from propcheck.analysis.variants import settings_note
 from propcheck.comparison.compare import growths
-from propcheck.comparison.gate_findings import where
+from propcheck.comparison.places import describe_place
 from propcheck.formatting import count, number
 from propcheck.render import markdown
 from propcheck.render.terminal.changes import change_columns, law, ratio_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from propcheck.comparison.compare import Comparison, Contrast, Row
+    from propcheck.comparison.compare import DepthRow, PairwiseComparison, RunComparison
     from propcheck.records import Finding, ParameterRecord, SiteRecord
 
 Detail = Literal["few", "block"]
@@ -33,7 +33,7 @@ _FEW = 17
 _NAMED = 3
 
 
-def print_comparison(comparison: Comparison, console: Console, detail: Detail = "few") -> None:
+def print_comparison(comparison: RunComparison, console: Console, detail: Detail = "few") -> None:
     """Print runs side by side.
 
     Parameters
@@ -64,7 +64,7 @@ def print_comparison(comparison: Comparison, console: Console, detail: Detail = 
         console.print(Text(line), highlight=False)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: RunComparison) -> str:
     """Write the same as Markdown that fits a job summary."""
     head = [
         f"## propcheck compare: {markdown.escape(' · '.join(run.target for run in comparison.runs))}",
@@ -72,7 +72,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     ]
     for contrast in comparison.contrasts:
         head += [
-            f"### {contrast.label} beside A",
+            f"### {contrast.label} compared with A",
             markdown.bullets(_opening(contrast)),
             _table(change_columns(contrast.changes, "A", contrast.label)),
         ]
@@ -84,7 +84,7 @@ def comparison_markdown(comparison: Comparison) -> str:
         _table(run_columns(comparison)),
         markdown.bullets(_closing(comparison)),
     ]
-    return markdown.page([*head, "### Findings won and lost"], items, tail)
+    return markdown.page([*head, "### New and gone findings"], items, tail)
 
 
 def _table(columns: Sequence[Column]) -> str:
@@ -93,13 +93,8 @@ def _table(columns: Sequence[Column]) -> str:
     return markdown.table(one_line_names(columns), rows, text=text)
 
 
-def _opening(contrast: Contrast) -> list[str]:
-    begins = (
-        f"No number of {contrast.label} differs from that of A."
-        if contrast.start is None
-        else f"{contrast.label} parts from A at {where(contrast.start)}."
-    )
-    lines = [begins, *contrast.notes]
+def _opening(contrast: PairwiseComparison) -> list[str]:
+    lines = [start_sentence(contrast), *contrast.notes]
     if contrast.settings:
         other_first = [(key, here, there) for key, there, here in contrast.settings]
         lines.insert(0, f"{contrast.label}: {settings_note('A', other_first)}")
@@ -107,30 +102,37 @@ def _opening(contrast: Contrast) -> list[str]:
     if shared.missing or shared.new:
         both = count(len(shared.pairs) + len(shared.regrouped), "parameter")
         only = [_only(label, names) for label, names in (("A", shared.missing), (contrast.label, shared.new)) if names]
-        lines.append(f"{both} in both; {'; '.join(only)}.")
+        lines.append(f"{both} in both runs; {'; '.join(only)}.")
     return lines
 
 
+def start_sentence(contrast: PairwiseComparison) -> str:
+    """Return a sentence that says where a run starts to differ from A."""
+    if contrast.start is None:
+        return f"All numbers of {contrast.label} match those of A."
+    return f"{contrast.label} starts to differ from A at {describe_place(contrast.start)}."
+
+
 def _only(label: str, parameters: Sequence[ParameterRecord]) -> str:
-    names = [one.name for one in parameters[:_NAMED]]
+    names = [parameter.name for parameter in parameters[:_NAMED]]
     more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
-    return f"only in {label} {', '.join(names)}{more}"
+    return f"only in {label}: {', '.join(names)}{more}"
 
 
-def _found(contrast: Contrast) -> list[str]:
-    if contrast.won is None or contrast.lost is None:
+def _found(contrast: PairwiseComparison) -> list[str]:
+    if contrast.new_findings is None or contrast.gone_findings is None:
         return []
     return [
-        *(_finding_line(f"only in {contrast.label}", one) for one in contrast.won),
-        *(_finding_line("only in A", one) for one in contrast.lost),
-    ] or [f"No finding is in one of A and {contrast.label} alone."]
+        *(_finding_line(f"only in {contrast.label}", finding) for finding in contrast.new_findings),
+        *(_finding_line("only in A", finding) for finding in contrast.gone_findings),
+    ] or [f"A and {contrast.label} have the same findings."]
 
 
-def _finding_line(where: str, finding: Finding) -> str:
-    return f"{finding.severity} {finding.rule} {finding.name}, {where}: {finding.message}"
+def _finding_line(presence: str, finding: Finding) -> str:
+    return f"{finding.severity} {finding.rule} {finding.name}, {presence}: {finding.message}"
 
 
-def _chosen(comparison: Comparison, detail: Detail) -> list[Row]:
+def _chosen(comparison: RunComparison, detail: Detail) -> list[DepthRow]:
     rows = list(comparison.rows)
     if detail == "block" or len(rows) <= _FEW:
         return rows
@@ -151,7 +153,7 @@ _ALONG: tuple[tuple[str, Callable[[tuple[SiteRecord, ...]], float | None], int],
 )
 
 
-def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[Column]:
+def depth_columns(comparison: RunComparison, rows: Sequence[DepthRow]) -> list[Column]:
     """Lay out a row a block: the stream before it, its largest update beside the stream, and the gradient before it."""
     columns = [Column(comparison.noun, tuple(str(row.label) for row in rows), 10)]
     if any(contrast.relative for contrast in comparison.contrasts):
@@ -167,7 +169,7 @@ def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[Column]:
     return columns
 
 
-def run_columns(comparison: Comparison) -> list[Column]:
+def run_columns(comparison: RunComparison) -> list[Column]:
     """Lay out a row a run: how stream and gradient go over the whole depth, and the first loss."""
     rows = []
     for label, run in zip(comparison.labels, comparison.runs, strict=True):
@@ -193,10 +195,10 @@ def run_columns(comparison: Comparison) -> list[Column]:
     return [Column(head, tuple(row[i] for row in rows), keep, text=i in words) for i, (head, keep) in enumerate(headings)]
 
 
-def _closing(comparison: Comparison) -> list[str]:
+def _closing(comparison: RunComparison) -> list[str]:
     differs = (
-        "A number differs where its ratio is beyond what passes, either way; first is on its way, which for gradients is the "
-        "way back from the loss."
+        "A number differs if its ratio exceeds the limit in either direction. The first difference is the first of the forward "
+        "pass, or, for gradients, of the backward pass."
     )
     return [
         differs,

@@ -52,20 +52,21 @@ def run_plainly(probe, monkeypatch, seed=0) -> Reference:
         parameter.data = values[name]
     reference = Reference(values={name: value.double().numpy() for name, value in values.items()})
 
-    def add_update(placement, stream, sublayer, *, norm, output_norm, update, alpha):
+    def add_update(placement, stream, sublayer):
+        norm, output_norm = sublayer.norm, sublayer.output_norm
         x, normed = stream, None
         if placement in ("pre", "sandwich"):
             normed = stream
-            u = sublayer(norm(stream))
+            u = sublayer.function(norm(stream))
         else:
-            u = sublayer(stream)
+            u = sublayer.function(stream)
         if placement == "sandwich":
             u = output_norm(u)
         if placement == "reordered":
             u = norm(u)
         if placement == "deepnorm":
-            x = x * alpha
-        u = update(u)
+            x = x * sublayer.alpha
+        u = sublayer.update(u)
         total = x + u
         for tensor in (x, u, total):
             tensor.retain_grad()
