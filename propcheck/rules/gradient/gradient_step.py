@@ -11,7 +11,7 @@ from propcheck.analysis.theory import expected_gradient_step
 from propcheck.formatting import count, number
 from propcheck.rules.neighbour_steps import neighbours, outlying_step, step_into
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.origins import first_origin, holds_nonfinite, is_finite, made_by
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile

@@ -12,7 +12,7 @@ from propcheck.analysis.profile import compounding, gradient_steps
 from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 from propcheck.rules.trends import growth_law, judged_blocks, judged_sites
 from propcheck.rules.zero_init import is_factor, is_trained_zero
 

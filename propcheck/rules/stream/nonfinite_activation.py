@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from propcheck.formatting import count
 from propcheck.rules.origins import first_origin, holds_nonfinite, is_finite, made_by, origin_place
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile

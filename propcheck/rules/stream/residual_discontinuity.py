@@ -10,7 +10,7 @@ from propcheck.analysis.profile import NORM_ON_STREAM, log_ratio, safe_exp
 from propcheck.formatting import number
 from propcheck.rules.neighbour_steps import neighbours, outlying_step, step_into
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

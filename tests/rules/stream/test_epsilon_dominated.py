@@ -7,7 +7,7 @@ import pytest
 from synthetic import additive, norm, parameter, run_of
 
 from propcheck.rules import judge
-from propcheck.rules.sites import place_of
+from propcheck.rules.site_groups import place_of
 
 
 def judged(*norms, sites=None, parameters=(), **changes):

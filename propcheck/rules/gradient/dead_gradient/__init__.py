@@ -11,7 +11,7 @@ from propcheck.rules.gradient.dead_gradient.never_added import never_added, neve
 from propcheck.rules.gradient.dead_gradient.untrained_branches import branch_parameters, is_untrained, reached_sites
 from propcheck.rules.gradient.dead_gradient.zero_pairs import zero_pairs
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
