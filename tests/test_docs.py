@@ -11,6 +11,7 @@ import typer.main
 
 from propcheck.cli.app import app
 from propcheck.comparison.gate_findings import CHECKS
+from propcheck.config.decoder import Placement
 from propcheck.config.probe import Probe
 from propcheck.config.pyproject import ToolSettings
 from propcheck.config.schema_docs import tables
@@ -52,3 +53,9 @@ def test_every_key_has_a_description(schema):
         assert table.description or not table.name, table.name
         for key in table.keys:
             assert key.description.endswith("."), key.name
+
+
+def test_the_glossary_has_every_placement():
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    for placement in typing.get_args(Placement):
+        assert f"\n| `{placement}`" in text

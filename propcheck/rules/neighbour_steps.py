@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from propcheck.analysis.profile import log_ratio, median
-from propcheck.rules.sites import siblings
+from propcheck.rules.site_groups import siblings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Neighbours = tuple[list[int], list[int]]
 
 
 def neighbours(profile: Profile, index: int, *, skip_units: int = 0) -> Neighbours:
-    """List the siblings that a site is compared with; see :func:`propcheck.rules.sites.siblings`."""
+    """List the siblings that a site is compared with; see :func:`propcheck.rules.site_groups.siblings`."""
     before, after = siblings(profile, index, skip_units=skip_units)
     return before[:NEIGHBOURS], after[:NEIGHBOURS]
 

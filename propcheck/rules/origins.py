@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from propcheck.formatting import count
 from propcheck.records import Place
-from propcheck.rules.sites import place_of
+from propcheck.rules.site_groups import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

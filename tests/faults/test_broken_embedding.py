@@ -29,7 +29,7 @@ def test_a_tiny_embedding_that_eps_outweighs_is_named_by_the_first_norm():
     assert [one.rule for one in run.findings] == ["PC208", "PC208"]  # the norms before attention, and those before the MLP
     first = run.findings[0]
     assert (first.site.block, first.also) == (0, ("PC204 at 2 sites",))
-    assert "That is the scale of the embedding embed.weight = head.weight" in first.message
+    assert "The input has the scale of the embedding embed.weight = head.weight" in first.message
 
 
 def test_where_no_eps_damps_it_the_first_block_is_the_headline():

@@ -10,7 +10,7 @@ from propcheck.analysis.profile import NORM_ON_STREAM, compounding, gradient_ste
 from propcheck.analysis.theory import expected_gradient_step
 from propcheck.formatting import count, number
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of
+from propcheck.rules.site_groups import place_of
 from propcheck.rules.trends import growth_law, judged_blocks, judged_sites
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from propcheck.analysis.theory import expected_gradient_step
 from propcheck.formatting import count, number
 from propcheck.rules.neighbour_steps import neighbours, outlying_step, step_into
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,6 +142,14 @@ def _jump(profile: Profile, index: int, steps: Sequence[_Step | None], skip_unit
     return None if outlier is None else _Jump(step, outlier[1])
 
 
+_CONSEQUENCE = " Everything before it is trained with gradients of another size."
+_ANOTHER_READER = " Another reader of the stream (a loss or a head on an inner block, which is no fault) may add this."
+_READER_REMEDY = (
+    "Nothing, if something else reads the stream there, as in deep supervision. Otherwise look for a backward pass that is "
+    "wrong or counts twice."
+)
+
+
 def _hit(profile: Profile, group: Sequence[SiteRecord], jumps: Mapping[int, _Jump], limit: float) -> Hit:
     worst = max(group, key=lambda site: jumps[site.site].distance)
     jump, index = jumps[worst.site], profile.sites.index(worst)
@@ -155,7 +163,6 @@ def _hit(profile: Profile, group: Sequence[SiteRecord], jumps: Mapping[int, _Jum
         start, end = worst.grad_stream_norm, profile.sites[index - 1].grad_sum_norm
     # The gradient of a stream is the sum over everything that reads it.
     may_be_reader = step.unexplained > jump.expected and not (is_over and _branch_amplifies(profile, index, limit))
-    reader = " Another reader of the stream (a loss or a head on an inner block, which is no fault) may add this."
     others = f" {count(len(group) - 1, 'adjacent site')} {'is' if len(group) == 2 else 'are'} out of line too."
     return Hit(
         sites=tuple(site.site for site in group),
@@ -163,15 +170,12 @@ def _hit(profile: Profile, group: Sequence[SiteRecord], jumps: Mapping[int, _Jum
         metric=step.metric,
         value=safe_exp(step.taken),
         expected=safe_exp(step.taken - step.unexplained + jump.expected),
-        message=f"On its way back {where} the gradient goes from {number(start)} to {number(end)}, "
-        f"x{number(safe_exp(step.taken))}. The forward pass explains x{number(safe_exp(step.taken - step.unexplained))}, which "
-        f"leaves x{number(safe_exp(step.unexplained))}. In the blocks around it, x{number(safe_exp(jump.expected))} is "
-        f"left.{reader if may_be_reader else ''}{others if len(group) > 1 else ''}",
+        message=f"The gradient goes from {number(start)} to {number(end)}, x{number(safe_exp(step.taken))}, on its way back "
+        f"{where}. The forward pass explains x{number(safe_exp(step.taken - step.unexplained))}. The rest, "
+        f"x{number(safe_exp(step.unexplained))}, is x{number(safe_exp(jump.expected))} in the blocks around it."
+        f"{_ANOTHER_READER if may_be_reader else _CONSEQUENCE}{others if len(group) > 1 else ''}",
         severity="note" if may_be_reader else None,
-        remedy="Nothing, if something else reads the stream there, as in deep supervision. Otherwise look for a backward pass "
-        "that is wrong or counts twice."
-        if may_be_reader
-        else None,
+        remedy=_READER_REMEDY if may_be_reader else None,
     )
 
 

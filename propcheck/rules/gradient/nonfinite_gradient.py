@@ -8,7 +8,7 @@ from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.origins import first_origin, holds_nonfinite, is_finite, made_by
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile
@@ -63,7 +63,7 @@ def _site_hit(profile: Profile, run: Run, bad: list[SiteRecord]) -> Hit:
     loss = run.loss.value
     origin = first_origin(run, profile.sites, "backward" if is_finite(loss) else "forward")
     entry = _entry(metric, is_last=first is profile.sites[-1]) if is_finite(loss) else _loss_entry(loss, origin)
-    more = f" {count(len(bad) - 1, 'earlier site')}, which the gradient reaches later, {_verb(len(bad) - 1)} not finite either."
+    more = f" The same holds at {count(len(bad) - 1, 'earlier site')}, which the gradient reaches later."
     return Hit(
         sites=tuple(site.site for site in bad),
         place=place_of(first),
@@ -73,10 +73,6 @@ def _site_hit(profile: Profile, run: Run, bad: list[SiteRecord]) -> Hit:
         message=f"The gradient is not finite at {site_label(first)} ({metric} is {number(value)}): {entry}.{made_by(origin)}"
         f"{more if len(bad) > 1 else ''}",
     )
-
-
-def _verb(amount: int) -> str:
-    return "is" if amount == 1 else "are"
 
 
 def _entry(metric: str, *, is_last: bool) -> str:

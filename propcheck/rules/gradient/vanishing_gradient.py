@@ -12,7 +12,7 @@ from propcheck.analysis.profile import compounding, gradient_steps
 from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 from propcheck.rules.trends import growth_law, judged_blocks, judged_sites
 from propcheck.rules.zero_init import is_factor, is_trained_zero
 
@@ -67,7 +67,7 @@ def check(profile: Profile, run: Run, threshold: float) -> list[Hit]:
             metric=f"grad_stream_norm factor a {noun}, backward",
             value=trend.factor,
             expected=1.0,
-            message=f"The gradient shrinks x{number(trend.factor)} per {noun} on its way back over "
+            message=f"The gradient shrinks to x{number(trend.factor)} per {noun} on its way back over "
             f"{judged_blocks(profile, trend)}, which compounds to x{number(trend.compounded)} over {count(units, noun)}. The "
             f"residual path alone would keep it at x1 or above.{growth_law(gradient_growth(profile), 'goes', noun)}",
             severity="error" if trend.compounded < 1 / threshold**2 else "warning",
@@ -94,7 +94,7 @@ def _zero_toward_input(profile: Profile, run: Run) -> Hit | None:
             value=0.0,
             expected="above 0",
             message=f"No gradient passes {site_label(last)} toward the input{more}: it is exactly zero there, but not after "
-            "it. What lies before does not learn.",
+            "it. Nothing before it learns.",
             severity="error",
         )
     head = _zero_head(run)

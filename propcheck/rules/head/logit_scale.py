@@ -9,7 +9,7 @@ from propcheck.analysis.name_patterns import place
 from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

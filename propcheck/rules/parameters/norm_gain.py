@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from propcheck.formatting import count, number
 from propcheck.rules.norm_groups import kinds, norms_of, place, sites, subject
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

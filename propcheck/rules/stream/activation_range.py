@@ -9,7 +9,7 @@ from propcheck.formatting import count, number, percent
 from propcheck.records import Place
 from propcheck.rules.dtypes import LARGEST, SMALLEST_NORMAL, sum_dtype
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile

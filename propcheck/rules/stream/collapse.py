@@ -8,7 +8,7 @@ from propcheck.analysis.growth import stream_growth
 from propcheck.analysis.profile import compounding, stream_steps
 from propcheck.formatting import count, number
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 from propcheck.rules.trends import growth_law, judged_blocks, judged_sites, main_sublayer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check(profile: Profile, _run: Run, threshold: float) -> list[Hit]:
             metric=f"sum_rms factor a {noun}",
             value=trend.factor,
             expected=1.0,
-            message=f"The stream shrinks x{number(trend.factor)} per {noun} over {judged_blocks(profile, trend)}, which "
+            message=f"The stream shrinks to x{number(trend.factor)} per {noun} over {judged_blocks(profile, trend)}, which "
             f"compounds to x{number(trend.compounded)} over {count(units, noun)}. Additions do not shrink a stream, so x1 or "
             f"more is expected.{growth_law(stream_growth(profile), 'goes', noun)}{main_sublayer(profile, trend)}",
             severity="error" if trend.compounded < 1 / threshold**2 else "warning",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.profile import median
 from propcheck.formatting import count, number
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, siblings, site_label
+from propcheck.rules.site_groups import grouped, place_of, siblings, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

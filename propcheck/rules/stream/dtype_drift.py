@@ -10,7 +10,7 @@ from propcheck.formatting import count, number
 from propcheck.records import Place
 from propcheck.rules.dtypes import BYTES, sum_dtype
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile
@@ -84,13 +84,19 @@ def _promoted_stream(profile: Profile, run: Run) -> list[Hit]:
             metric="stream_dtype",
             value=first.after,
             expected=first.before,
-            message=f"The stream changes from {first.before} to {first.after} at {site_label(first.site)}: {first.reason}. Of "
-            f"the {count(len(later), 'site')} after it, {len(still_wide)} {'reads' if len(still_wide) == 1 else 'read'} it in "
-            f"{first.after}, which costs memory and time.{again}",
+            message=f"The stream changes from {first.before} to {first.after} at {site_label(first.site)}: {first.reason}."
+            f"{_still_wide(len(still_wide), len(later), first.after)}{again}",
             remedy="Cast the factor or the update to the stream's dtype. If the wider stream is intended, cast the stream "
             "where it begins, so that the code says so.",
         )
     ]
+
+
+def _still_wide(wide: int, later: int, dtype: str) -> str:
+    if not wide:
+        return ""
+    read = "reads" if wide == 1 else "read"
+    return f" Of the {count(later, 'site')} after it, {wide} {read} it in {dtype}, which costs memory and time."
 
 
 def _promotions(profile: Profile, run: Run) -> list[_Promotion]:

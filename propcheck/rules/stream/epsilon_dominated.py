@@ -114,7 +114,7 @@ def _output(norm: NormRecord) -> str:
     """Say what eps makes of the output, and what the output would be without it."""
     if norm.input_rms == 0:
         return " The input is exactly zero, and so is the output. Gradients pass it times 1 / root of eps."
-    sentence = " So eps, not the signal, sets the scale of its output:"
+    sentence = " So eps, not the signal, sets the scale of the output:"
     if norm.output_rms is None or _undamped(norm) == 0:
         return f"{sentence} about x{number(_kept(norm))} of what it would be without eps."
     reason = "it has no gain" if norm.gain is None else "the RMS of its gain"
@@ -149,8 +149,8 @@ def _convolution_cause(norm: NormRecord, run: Run) -> str:
     calls = f", {smallest.init_calls}" if smallest.init_calls else ""
     return (
         f" In the same branch the convolution {smallest.name} has std {number(smallest.std)}{calls}. torch's default for its "
-        f"{count(smallest.fan_in or 1, 'input')}, uniform up to 1 / sqrt(fan_in), has {number(usual)}: its output is "
-        f"x{number((smallest.std or 0.0) / usual)} of that."
+        f"{count(smallest.fan_in or 1, 'input')}, uniform up to 1 / sqrt(fan_in), has {number(usual)}: "
+        f"the output of the convolution is x{number((smallest.std or 0.0) / usual)} of the usual."
     )
 
 
@@ -166,7 +166,7 @@ def _embedding_cause(norm: NormRecord, run: Run) -> str:
     if largest is None or not (norm.input_rms or 0.0) / 2 < _rms(largest) < (norm.input_rms or 0.0) * 2:
         return ""
     calls = f", {largest.init_calls}" if largest.init_calls else ""
-    return f" That is the scale of the embedding {largest.name} (std {number(largest.std)}{calls})."
+    return f" The input has the scale of the embedding {largest.name} (std {number(largest.std)}{calls})."
 
 
 def _rms(parameter: ParameterRecord) -> float:

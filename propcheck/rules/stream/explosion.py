@@ -8,7 +8,7 @@ from propcheck.analysis.growth import stream_growth
 from propcheck.analysis.profile import compounding, stream_steps
 from propcheck.formatting import count, number
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of
+from propcheck.rules.site_groups import place_of
 from propcheck.rules.trends import growth_law, judged_blocks, judged_sites, main_sublayer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from propcheck.formatting import count
 from propcheck.rules.origins import first_origin, holds_nonfinite, is_finite, made_by, origin_place
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile
@@ -49,7 +49,7 @@ def check(profile: Profile, run: Run, _threshold: float) -> list[Hit]:
     elements = "NaN or infinite elements" if first.nonfinite is None else count(first.nonfinite, "NaN or infinite element")
     origin = first_origin(run, profile.sites, "forward")
     place = place_of(first) if origin is None else origin_place(origin, profile.sites, first)
-    later = f" {count(len(bad) - 1, 'later site')} {_hold(len(bad) - 1)} them too." if len(bad) > 1 else ""
+    later = f" {count(len(bad) - 1, 'later site')} {'holds' if len(bad) == 2 else 'hold'} them too." if len(bad) > 1 else ""
     gradients = sum(not is_finite(site.grad_stream_norm) for site in profile.sites)
     backward = f" The gradient is not finite at {count(gradients, 'site')}." if gradients else ""
     return [
@@ -63,10 +63,6 @@ def check(profile: Profile, run: Run, _threshold: float) -> list[Hit]:
             f"{_entry(first, place)}.{made_by(origin)}{later}{backward}",
         )
     ]
-
-
-def _hold(amount: int) -> str:
-    return "holds" if amount == 1 else "hold"
 
 
 def _entry(first: SiteRecord, place: Place) -> str:

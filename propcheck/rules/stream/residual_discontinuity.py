@@ -10,7 +10,7 @@ from propcheck.analysis.profile import NORM_ON_STREAM, log_ratio, safe_exp
 from propcheck.formatting import number
 from propcheck.rules.neighbour_steps import neighbours, outlying_step, step_into
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ def _hit(profile: Profile, group: Sequence[SiteRecord], jumps: Mapping[int, _Jum
         value=safe_exp(jump.step),
         expected=safe_exp(jump.expected),
         message=f"{what}: x{number(safe_exp(jump.step))}. The same step is x{number(safe_exp(jump.expected))} in the blocks "
-        f"around it.{others}",
+        f"around it, so this is usually a mistake in that block.{others}",
     )
 
 
@@ -153,7 +153,8 @@ def _first_block(profile: Profile) -> Hit | None:
         value=safe_exp(jump),
         expected=None if next_step is None else safe_exp(next_step),
         message=f"The stream enters {profile.noun} {profile.label(0)} at RMS {number(first.stream_rms)} and leaves it at "
-        f"{number(last.sum_rms)}, x{number(safe_exp(jump))}: {_reason(unit, normed=normed)}.{_embedding_gradient(profile)}",
+        f"{number(last.sum_rms)}, x{number(safe_exp(jump))}: {_reason(unit, normed=normed)}.{_embedding_gradient(profile)}"
+        f"{'' if normed else ' Embeddings this small compared with the updates are tied to loss spikes.'}",
         severity="note" if normed else None,
         remedy="Raise the embedding's standard deviation to that of the updates (about 1, or multiply it by sqrt(width)), or "
         "scale the residual projections of the first block down.",

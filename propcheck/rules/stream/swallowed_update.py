@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from propcheck.formatting import count, number, percent, places
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

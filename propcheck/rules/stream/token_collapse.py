@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.profile import median
 from propcheck.formatting import number, percent
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import place_of, site_label
+from propcheck.rules.site_groups import place_of, site_label
 
 if TYPE_CHECKING:
     from propcheck.analysis.profile import Profile

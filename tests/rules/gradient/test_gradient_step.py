@@ -54,7 +54,7 @@ def test_a_step_between_two_additions_is_found_behind_it(factor):
     (finding,) = judged(with_step(additive(16), 11, link=factor))
     assert (finding.site.site, finding.value) == (11, pytest.approx(factor))
     assert finding.expected == pytest.approx(1.0)
-    assert "between site 11 (mlp of block 5) and the addition before it the gradient goes from" in finding.message
+    assert "on its way back between site 11 (mlp of block 5) and the addition before it" in finding.message
 
 
 def test_growth_over_one_addition_is_the_branchs_where_its_parameters_show_it():

@@ -7,7 +7,7 @@ import pytest
 from synthetic import additive, norm, parameter, run_of
 
 from propcheck.rules import judge
-from propcheck.rules.sites import place_of
+from propcheck.rules.site_groups import place_of
 
 
 def judged(*norms, sites=None, parameters=(), **changes):
@@ -37,11 +37,11 @@ def test_a_norm_below_its_eps_tells_input_output_branch_and_cause():
         "The 4 norms blocks.*.linear_attn.norm.weight (blocks 0 to 3)",
         "RMS 1.4e-4 in block 0, where the root of eps is 0.001",
         "for 100 % of the vectors the mean square is below 10 eps.",
-        "eps, not the signal, sets the scale of its output: RMS 0.12, where without eps it would be 1 (the RMS of its gain)",
+        "eps, not the signal, sets the scale of the output: RMS 0.12, where without eps it would be 1 (the RMS of its gain)",
         "The branch adds RMS 0.19 to a stream of RMS 3.42.",
         # 0.02 sqrt(12) = 0.0693
         "the convolution blocks.0.linear_attn.conv1d.weight has std 0.02, normal_(std=0.02). torch's default for its 4 inputs",
-        "has 0.289: its output is x0.0693 of that.",
+        "has 0.289: the output of the convolution is x0.0693 of the usual.",
     ):
         assert part in finding.message
 

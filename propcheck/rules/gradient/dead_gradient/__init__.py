@@ -11,7 +11,7 @@ from propcheck.rules.gradient.dead_gradient.never_added import never_added, neve
 from propcheck.rules.gradient.dead_gradient.untrained_branches import branch_parameters, is_untrained, reached_sites
 from propcheck.rules.gradient.dead_gradient.zero_pairs import zero_pairs
 from propcheck.rules.rule import Example, Hit, Rule
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def reported_parameters(run: Run) -> frozenset[str]:
     return frozenset(p.name for p in (*without_path, *(p for group in never_added(run) for p in group)))
 
 
-_ROW = "matrices in a row are zero, and the gradient of each is a product with the other"
+_ROW = "matrices in a row are zero, and the gradient of each is multiplied by the other"
 _ADAPTER_REMEDY = (
     "Start only one of the two at zero (in an adapter the second; draw the first at random), and initialise them after the "
     "init of the model, which may reset them to zero."
@@ -127,7 +127,7 @@ def _message(group: Sequence[SiteRecord], parameters: Sequence[ParameterRecord],
     first = group[0]
     where = site_label(first) if len(group) == 1 else f"{site_label(first)} and {count(len(group) - 1, 'more site')}"
     arriving = first.grad_update_norm if first.grad_update_norm is not None else first.grad_sum_norm
-    although = f"although one of {number(arriving)} reaches the sum"
+    although = f"although a gradient of {number(arriving)} reaches the sum"
     names = subject(parameters)
     if reason == "part":
         are, get = verb(parameters, "is", "are"), verb(parameters, "gets", "get")

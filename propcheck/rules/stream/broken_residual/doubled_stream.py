@@ -11,7 +11,7 @@ from propcheck.analysis.profile import NORM_ON_STREAM, log_ratio, median, safe_e
 from propcheck.formatting import number, places
 from propcheck.records import Place
 from propcheck.rules.rule import Hit
-from propcheck.rules.sites import site_label
+from propcheck.rules.site_groups import site_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from propcheck.analysis.profile import additions
 from propcheck.formatting import count, number, percent
 from propcheck.rules.dtypes import UNIT_ROUNDOFF
 from propcheck.rules.rule import Hit
-from propcheck.rules.sites import grouped, place_of, site_label
+from propcheck.rules.site_groups import grouped, place_of, site_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
