@@ -1,15 +1,17 @@
-"""A gate and a comparison in the form that machines read."""
+"""Gates and comparisons as results for GitHub annotations, JUnit and SARIF."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING
 
+from propcheck.comparison.compare import COMPARED
 from propcheck.comparison.gate_findings import CHECKS, times, where
 from propcheck.formatting import count, number
 from propcheck.records import Finding, Place
 from propcheck.render.results import Check, Results
-from propcheck.render.terminal.changes import NAMES
+from propcheck.render.terminal.changes import label_of
+from propcheck.render.terminal.comparison_table import start_line
 from propcheck.render.terminal.gate_table import facts
 
 if TYPE_CHECKING:
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from propcheck.comparison.gate import Gate
     from propcheck.render.source_location import Location
 
-_REMEDY = "Nothing fails by a comparison; `propcheck gate` is what judges."
+_REMEDY = "A comparison never fails; use `propcheck gate` to fail on a difference."
 
 
 def gate_results(gate: Gate, location: Location | None) -> Results:
-    """Return what a gate found; errors fail it.
+    """Return the results of a gate; errors fail it.
 
     Parameters
     ----------
     gate
         The gate.
     location
-        The file that annotations point at.
+        File for annotations to point at.
     """
     return Results(
         command="gate",
@@ -44,17 +46,18 @@ def gate_results(gate: Gate, location: Location | None) -> Results:
 
 
 def comparison_results(comparison: Comparison, location: Location | None) -> Results:
-    """Return what differs between runs, as notes: nothing of it fails.
+    """Return the differences between runs as notes, which never fail.
 
     Parameters
     ----------
     comparison
         The comparison.
     location
-        The file that annotations point at.
+        File for annotations to point at.
     """
-    checks = [_check(quantity, name, f"Whether it differs: {name}.") for quantity, name in NAMES.items()]
-    checks.append(_check("findings", "findings", "What the rules found in one run and not in the first."))
+    labels = {quantity: label_of(quantity) for quantity in COMPARED}
+    checks = [_check(quantity, label, f"The {label} differs between the runs.") for quantity, label in labels.items()]
+    checks.append(_check("findings", "findings", "A rule has a finding in only one of the runs."))
     return Results(
         command="compare",
         subject=", ".join(run.target for run in comparison.runs),
@@ -62,12 +65,7 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
         checks=tuple(checks),
         findings=tuple(finding for contrast in comparison.contrasts for finding in _findings(contrast)),
         failing=(),
-        facts=tuple(
-            f"No number of {one.label} differs from that of A."
-            if one.start is None
-            else f"{one.label} parts from A at {where(one.start)}."
-            for one in comparison.contrasts
-        ),
+        facts=tuple(start_line(contrast) for contrast in comparison.contrasts),
     )
 
 
@@ -76,40 +74,40 @@ def _check(key: str, name: str, text: str) -> Check:
 
 
 def _findings(contrast: Contrast) -> list[Finding]:
-    found = []
+    results = []
     for change in contrast.changes:
         if change.first is None or change.most is None:
             continue
         noun = {"grad_norm": "parameter", "loss": "loss"}.get(change.quantity, "site")
-        most = f"; most at {_said(change.most)}" if change.most is not change.first else ""
-        found.append(
+        most = f"; largest at {_described(change.most)}" if change.most is not change.first else ""
+        results.append(
             Finding(
                 rule=f"compare-{change.quantity}",
-                name=NAMES[change.quantity],
+                name=label_of(change.quantity),
                 severity="note",
                 site=change.first.place if change.first.place != Place() else None,
                 metric=change.quantity,
                 value=change.first.value,
                 expected=change.first.baseline,
-                message=f"{contrast.label} beside A: {NAMES[change.quantity]} differs at {change.differing} of "
-                f"{count(change.compared, noun)}, first at {_said(change.first)}{most}.",
+                message=f"{contrast.label} compared with A: {label_of(change.quantity)} differs at {change.differing} of "
+                f"{count(change.compared, noun)}, first at {_described(change.first)}{most}.",
                 remedy=_REMEDY,
             )
         )
     for label, findings in ((contrast.label, contrast.won), ("A", contrast.lost)):
-        found += [
+        results += [
             dataclasses.replace(
-                one,
+                finding,
                 rule="compare-findings",
                 name="findings",
                 severity="note",
-                message=f"Only in {label}: {one.severity} {one.rule} {one.name}: {one.message}",
+                message=f"Only in {label}: {finding.severity} {finding.rule} {finding.name}: {finding.message}",
             )
-            for one in findings or ()
+            for finding in findings or ()
         ]
-    return found
+    return results
 
 
-def _said(one: Difference) -> str:
-    ratio = "" if one.ratio is None else f" ({times(one.ratio)})"
-    return f"{where(one.place)}: {number(one.baseline)} in A, {number(one.value)} here{ratio}"
+def _described(difference: Difference) -> str:
+    ratio = "" if difference.ratio is None else f" ({times(difference.ratio)})"
+    return f"{where(difference.place)}: {number(difference.value)}, {number(difference.baseline)} in A{ratio}"

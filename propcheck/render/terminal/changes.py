@@ -1,4 +1,4 @@
-"""What two runs differ in, as columns: the cells that the tables and the Markdown of compare and gate share."""
+"""Table of the quantities in which two runs differ, shared by the terminal and Markdown output of compare and gate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from propcheck.analysis.growth import factor
 from propcheck.analysis.profile import log_ratio, safe_exp
 from propcheck.comparison.gate_findings import times
 from propcheck.formatting import number, percent
-from propcheck.render.terminal.columns import Column
+from propcheck.records import ParameterRecord, SiteRecord
+from propcheck.records.columns import columns_of
+from propcheck.render.terminal.columns import TableColumn, columns_from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,66 +20,62 @@ if TYPE_CHECKING:
     from propcheck.config.tolerances import Quantity
     from propcheck.records import Growth, Place
 
-NAMES: dict[Quantity, str] = {
-    "stream_rms": "stream RMS",
-    "update_rms": "update RMS",
-    "update_ratio": "update / stream",
-    "grad_stream_norm": "gradient, stream",
-    "grad_update_norm": "gradient, update",
-    "param_grad_norm": "gradient, branch",
-    "parameter_rms": "parameter RMS",
-    "grad_norm": "gradient, parameter",
-    "loss": "first loss",
-}
-# Characters of a place; of a longer name the end says more.
-_PLACE = 20
+# Quantities that are not columns of a record.
+_OTHER_LABELS: dict[Quantity, str] = {"parameter_rms": "parameter RMS", "loss": "first loss"}
+# Longest name of a place, in characters; a longer one loses its start.
+_MAX_NAME = 20
 
 
-def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Column]:
-    """Lay out a row a quantity: in how many places it differs, where that starts, and where it is largest.
+def label_of(quantity: Quantity) -> str:
+    """Return the short name of a quantity: ``stream RMS``."""
+    if quantity in _OTHER_LABELS:
+        return _OTHER_LABELS[quantity]
+    return {**columns_of(ParameterRecord), **columns_of(SiteRecord)}[quantity].label
+
+
+def change_columns(changes: Sequence[Change], base: str, other: str) -> list[TableColumn]:
+    """Lay out one row per quantity: in how many places it differs, where first, and where most.
 
     Parameters
     ----------
     changes
         The quantities.
     base, other
-        What the two runs are called.
+        Names of the two runs.
     """
     rows = []
-    for one in changes:
-        differs = f"{one.differing}/{one.compared}"
-        row = [NAMES[one.quantity], differs, passing(one.allowed)]
-        if one.first is None or one.most is None:
+    for change in changes:
+        row = [label_of(change.quantity), f"{change.differing}/{change.compared}", passing(change.allowed)]
+        if change.first is None or change.most is None:
             rows.append((*row, *[""] * 5))
             continue
-        first, most = one.first, one.most
+        first, most = change.first, change.most
         largest = f"{_ratio(most.ratio)} {short(most.place)}".strip() if most is not first else ""
         values = (number(first.baseline, aligned=True), number(first.value, aligned=True))
         rows.append((*row, short(first.place), *values, _ratio(first.ratio), largest))
     headings = (
         ("", 10),
         ("differs", 9),
-        ("passes", 3),
+        ("tolerance", 3),
         ("first at", 8),
         (base, 6),
         (other, 5),
         ("ratio", 7),
         ("largest", 2),
     )
-    words = {"", "first at", "largest"}
-    columns = [Column(head, tuple(row[i] for row in rows), keep, text=head in words) for i, (head, keep) in enumerate(headings)]
+    columns = columns_from_rows(headings, rows, text=("", "first at", "largest"))
     return [column for column in columns if any(column.cells)]
 
 
 def passing(allowed: tuple[float, float]) -> str:
-    """Write which factors pass: ``5 %``, ``5 % to x1.6``."""
-    least, most = allowed
-    if least == most:
-        return _share(least)
-    return f"{_share(least)} to {_share(most)}"
+    """Return the range of the tolerances: ``5 %``, ``5 % to x1.6``."""
+    smallest, largest = allowed
+    if smallest == largest:
+        return _tolerance(smallest)
+    return f"{_tolerance(smallest)} to {_tolerance(largest)}"
 
 
-def _share(allowed: float) -> str:
+def _tolerance(allowed: float) -> str:
     return percent(allowed - 1) if allowed < 1.1 else f"x{number(allowed)}" if math.isfinite(allowed) else "any"
 
 
@@ -86,29 +84,29 @@ def _ratio(ratio: float | None) -> str:
 
 
 def ratio_of(value: float | None, base: float | None) -> str:
-    """Write value / base; empty where one of the two was not observed, is zero or not finite."""
+    """Return value / base; empty if either was not observed, is zero or non-finite."""
     logarithm = log_ratio(value, base)
     return "" if logarithm is None else times(safe_exp(logarithm))
 
 
 def short(place: Place) -> str:
-    """Say where something is in few characters: ``site 11, block 5 mlp``, or the end of a parameter's name."""
+    """Return a place in few characters: ``site 11, block 5``, or the end of a parameter's name."""
     if place.parameter is not None:
         name = place.parameter.split(" = ")[0]
-        return name if len(name) <= _PLACE else f"...{name[3 - _PLACE :].lstrip('.')}"
+        return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :].lstrip('.')}"
     if place.site is None:
         return ""
     return ", ".join(part for part in (f"site {place.site}", f"block {place.block}" if place.block is not None else "") if part)
 
 
 def law(growth: Growth, noun: str) -> str:
-    """Say by which law a curve goes, in few characters: ``depth^0.50``, ``1.48^block``."""
+    """Return the law of a curve in few characters: ``depth^0.50``, ``1.48^block``."""
     if growth.law is None or growth.exponent is None or growth.rate is None:
         return ""
     return {
         "power": f"depth^{growth.exponent:.2f}",
         "exponential": f"{factor(growth.rate)}^{noun}",
-        "either": "too short to tell",
+        "either": "unclear",
         "flat": "flat",
-        "neither": "no one law",
+        "neither": "neither",
     }[growth.law]

@@ -1,4 +1,4 @@
-"""Runs side by side: the table of ``propcheck compare`` and its Markdown, made of the same parts."""
+"""A comparison of runs as tables and as Markdown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from propcheck.comparison.compare import growths
 from propcheck.comparison.gate_findings import where
 from propcheck.formatting import count, number
 from propcheck.render import markdown
+from propcheck.render.summary import title
 from propcheck.render.terminal.changes import change_columns, law, ratio_of
-from propcheck.render.terminal.columns import Column, one_line_names
-from propcheck.render.terminal.run_table import print_columns, title
+from propcheck.render.terminal.columns import TableColumn, columns_from_rows, heading_of
+from propcheck.render.terminal.run_table import print_columns, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,23 +28,23 @@ if TYPE_CHECKING:
     from propcheck.records import Finding, ParameterRecord, SiteRecord
 
 Detail = Literal["few", "block"]
-# Rows of the table along the depth that are shown unless all are asked for, evenly spaced, both ends among them.
+# Rows of the table along the depth, evenly spaced, if not all are requested.
 _FEW = 17
-# Parameters of one side alone that are named.
+# Parameters that only one run has: number of names that are listed.
 _NAMED = 3
 
 
 def print_comparison(comparison: Comparison, console: Console, detail: Detail = "few") -> None:
-    """Print runs side by side.
+    """Print a comparison.
 
     Parameters
     ----------
     comparison
-        The runs.
+        The comparison.
     console
         Where to print; its width decides which columns fit.
     detail
-        Whether a few blocks are shown along the depth, or every one.
+        Whether the table along the depth has a few blocks or all of them.
     """
     for label, run in zip(comparison.labels, comparison.runs, strict=True):
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -51,86 +52,80 @@ def print_comparison(comparison: Comparison, console: Console, detail: Detail = 
         console.print(grid, highlight=False)
     for contrast in comparison.contrasts:
         console.print()
-        for line in _opening(contrast):
-            console.print(Text(line), highlight=False)
+        print_lines(_opening(contrast), console)
         print_columns(change_columns(contrast.changes, "A", contrast.label), console)
-        for line in _found(contrast):
+        for line in _finding_lines(contrast):
             console.print(Padding(Text(line), (0, 0, 0, 2)), highlight=False)
     console.print()
-    print_columns(depth_columns(comparison, _chosen(comparison, detail)), console)
+    print_columns(depth_columns(comparison, _shown_rows(comparison, detail)), console)
     console.print()
     print_columns(run_columns(comparison), console)
-    for line in _closing(comparison):
-        console.print(Text(line), highlight=False)
+    print_lines(_closing(comparison), console)
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Write the same as Markdown that fits a job summary."""
+    """Write a comparison as Markdown that fits a job summary."""
     head = [
         f"## propcheck compare: {markdown.escape(' · '.join(run.target for run in comparison.runs))}",
         markdown.bullets(f"{label}: {title(run)}" for label, run in zip(comparison.labels, comparison.runs, strict=True)),
     ]
     for contrast in comparison.contrasts:
         head += [
-            f"### {contrast.label} beside A",
+            f"### {contrast.label} compared with A",
             markdown.bullets(_opening(contrast)),
-            _table(change_columns(contrast.changes, "A", contrast.label)),
+            markdown.columns_table(change_columns(contrast.changes, "A", contrast.label)),
         ]
-    items = [f"- {markdown.escape(line)}" for contrast in comparison.contrasts for line in _found(contrast)]
+    items = [f"- {markdown.escape(line)}" for contrast in comparison.contrasts for line in _finding_lines(contrast)]
     tail = [
         f"### Along the depth, by {comparison.noun}",
-        _table(depth_columns(comparison, _chosen(comparison, "few"))),
+        markdown.columns_table(depth_columns(comparison, _shown_rows(comparison, "few"))),
         "### Over the whole depth",
-        _table(run_columns(comparison)),
+        markdown.columns_table(run_columns(comparison)),
         markdown.bullets(_closing(comparison)),
     ]
-    return markdown.page([*head, "### Findings won and lost"], items, tail)
-
-
-def _table(columns: Sequence[Column]) -> str:
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    text = next((i for i, column in enumerate(columns) if not column.text), len(columns))
-    return markdown.table(one_line_names(columns), rows, text=text)
+    return markdown.page([*head, "### New and resolved findings"], items, tail)
 
 
 def _opening(contrast: Contrast) -> list[str]:
-    begins = (
-        f"No number of {contrast.label} differs from that of A."
-        if contrast.start is None
-        else f"{contrast.label} parts from A at {where(contrast.start)}."
-    )
-    lines = [begins, *contrast.notes]
+    lines = [start_line(contrast), *contrast.notes]
     if contrast.settings:
-        other_first = [(key, here, there) for key, there, here in contrast.settings]
-        lines.insert(0, f"{contrast.label}: {settings_note('A', other_first)}")
-    shared = contrast.parameters
-    if shared.missing or shared.new:
-        both = count(len(shared.pairs) + len(shared.regrouped), "parameter")
-        only = [_only(label, names) for label, names in (("A", shared.missing), (contrast.label, shared.new)) if names]
+        swapped = [(key, value, base) for key, base, value in contrast.settings]
+        lines.insert(0, f"{contrast.label}: {settings_note('A', swapped)}")
+    pairing = contrast.parameters
+    if pairing.missing or pairing.new:
+        both = count(len(pairing.pairs) + len(pairing.regrouped), "parameter")
+        only = [_only(label, names) for label, names in (("A", pairing.missing), (contrast.label, pairing.new)) if names]
         lines.append(f"{both} in both; {'; '.join(only)}.")
     return lines
 
 
+def start_line(contrast: Contrast) -> str:
+    """Return a sentence that says where a run first differs from A."""
+    if contrast.start is None:
+        return f"{contrast.label} does not differ from A."
+    return f"{contrast.label} first differs from A at {where(contrast.start)}."
+
+
 def _only(label: str, parameters: Sequence[ParameterRecord]) -> str:
-    names = [one.name for one in parameters[:_NAMED]]
+    names = [parameter.name for parameter in parameters[:_NAMED]]
     more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
     return f"only in {label} {', '.join(names)}{more}"
 
 
-def _found(contrast: Contrast) -> list[str]:
+def _finding_lines(contrast: Contrast) -> list[str]:
     if contrast.won is None or contrast.lost is None:
         return []
     return [
-        *(_finding_line(f"only in {contrast.label}", one) for one in contrast.won),
-        *(_finding_line("only in A", one) for one in contrast.lost),
-    ] or [f"No finding is in one of A and {contrast.label} alone."]
+        *(_finding_line(finding, contrast.label) for finding in contrast.won),
+        *(_finding_line(finding, "A") for finding in contrast.lost),
+    ] or [f"A and {contrast.label} have the same findings."]
 
 
-def _finding_line(where: str, finding: Finding) -> str:
-    return f"{finding.severity} {finding.rule} {finding.name}, {where}: {finding.message}"
+def _finding_line(finding: Finding, label: str) -> str:
+    return f"{finding.severity} {finding.rule} {finding.name}, only in {label}: {finding.message}"
 
 
-def _chosen(comparison: Comparison, detail: Detail) -> list[Row]:
+def _shown_rows(comparison: Comparison, detail: Detail) -> list[Row]:
     rows = list(comparison.rows)
     if detail == "block" or len(rows) <= _FEW:
         return rows
@@ -144,36 +139,37 @@ def _chosen(comparison: Comparison, detail: Detail) -> list[Row]:
     return [row for index, row in enumerate(rows) if index in spaced or row.label in starts]
 
 
-_ALONG: tuple[tuple[str, Callable[[tuple[SiteRecord, ...]], float | None], int], ...] = (
-    ("stream", lambda sites: sites[0].stream_rms, 9),
-    ("update\n/stream", lambda sites: max((s.update_ratio for s in sites if s.update_ratio is not None), default=None), 6),
-    ("gradient", lambda sites: sites[0].grad_stream_norm, 8),
+_ALONG_DEPTH: tuple[tuple[str, Callable[[tuple[SiteRecord, ...]], float | None], int], ...] = (
+    ("stream_rms", lambda sites: sites[0].stream_rms, 9),
+    ("update_ratio", lambda sites: max((s.update_ratio for s in sites if s.update_ratio is not None), default=None), 6),
+    ("grad_stream_norm", lambda sites: sites[0].grad_stream_norm, 8),
 )
 
 
-def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[Column]:
-    """Lay out a row a block: the stream before it, its largest update beside the stream, and the gradient before it."""
-    columns = [Column(comparison.noun, tuple(str(row.label) for row in rows), 10)]
+def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[TableColumn]:
+    """Lay out one row per block: stream before it, largest update relative to the stream, gradient before it."""
+    columns = [TableColumn(comparison.noun, tuple(str(row.label) for row in rows), 10)]
     if any(contrast.relative for contrast in comparison.contrasts):
-        columns.append(Column("depth", tuple(f"{row.at:.2f}" for row in rows), 3))
-    for heading, value, keep in _ALONG:
+        columns.append(TableColumn("depth", tuple(f"{row.at:.2f}" for row in rows), 3))
+    for name, value, priority in _ALONG_DEPTH:
         values = [[value(sites) if sites else None for sites in row.sites] for row in rows]
+        first, second = heading_of(name).split("\n")
+        short = second if second == "grad" else first
         for index, label in enumerate(comparison.labels):
-            name = f"{heading} {label}" if "\n" in heading else f"{heading}\n{label}"
-            columns.append(Column(name, tuple(number(line[index], aligned=True) for line in values), keep))
+            cells = tuple(number(line[index], aligned=True) for line in values)
+            columns.append(TableColumn(f"{first}\n{second} {label}", cells, priority))
         if len(comparison.runs) == 2:
-            name = f"{heading.split(chr(10))[0]}\nB/A"
-            columns.append(Column(name, tuple(ratio_of(line[1], line[0]) for line in values), keep - 4))
+            ratios = tuple(ratio_of(line[1], line[0]) for line in values)
+            columns.append(TableColumn(f"{short}\nB/A", ratios, priority - 4))
     return columns
 
 
-def run_columns(comparison: Comparison) -> list[Column]:
-    """Lay out a row a run: how stream and gradient go over the whole depth, and the first loss."""
+def run_columns(comparison: Comparison) -> list[TableColumn]:
+    """Lay out one row per run: growth of stream and gradient over the whole depth, and the first loss."""
     rows = []
     for label, run in zip(comparison.labels, comparison.runs, strict=True):
-        stream, gradient = growths(run)
         cells = [label]
-        for growth in (stream, gradient):
+        for growth in growths(run):
             if growth is None:
                 cells += ["-", "-", "-"]
             else:
@@ -181,24 +177,19 @@ def run_columns(comparison: Comparison) -> list[Column]:
         rows.append((*cells, number(run.loss.value)))
     headings = (
         ("", 10),
-        (f"stream x\na {comparison.noun}", 9),
+        (f"stream\nx/{comparison.noun}", 9),
         ("over\ndepth", 6),
         ("stream\nlaw", 5),
-        (f"gradient x\na {comparison.noun}", 8),
+        (f"gradient\nx/{comparison.noun}", 8),
         ("over\ndepth", 4),
         ("gradient\nlaw", 3),
         ("first\nloss", 7),
     )
-    words = {0, 3, 6}
-    return [Column(head, tuple(row[i] for row in rows), keep, text=i in words) for i, (head, keep) in enumerate(headings)]
+    return columns_from_rows(headings, rows, text=("", "stream\nlaw", "gradient\nlaw"))
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    differs = (
-        "A number differs where its ratio is beyond what passes, either way; first is on its way, which for gradients is the "
-        "way back from the loss."
-    )
     return [
-        differs,
+        "A value differs if its ratio to A is outside the tolerance. Gradients are followed backward from the loss.",
         *(f"{label}: {run.path}" for label, run in zip(comparison.labels, comparison.runs, strict=True) if run.path),
     ]
