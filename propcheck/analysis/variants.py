@@ -1,10 +1,10 @@
-"""What differs between a run and that of the probe it is a variation of: a few lines under the table."""
+"""Notes that compare the run of a probe with the run of its base: different settings, values and findings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from propcheck.analysis import profile as depth
+from propcheck.analysis.profile import profile
 from propcheck.formatting import number
 
 if TYPE_CHECKING:
@@ -14,15 +14,23 @@ if TYPE_CHECKING:
 
 
 def settings_note(base: str, differing: Sequence[tuple[str, Any, Any]]) -> str:
-    """Say which keys differ from those of ``base``: (dotted key, value here, value there)."""
+    """Describe how settings differ from those of ``base``.
+
+    Parameters
+    ----------
+    base
+        Name of the base.
+    differing
+        Dotted key, value, and value in the base.
+    """
     if not differing:
-        return f"The same settings as {base}."
-    listed = "; ".join(f"{key} = {_shown(here)} (there {_shown(there)})" for key, here, there in differing)
-    return f"As {base}, but for {listed}."
+        return f"Same settings as {base}."
+    changes = "; ".join(f"{key} = {_toml(value)} instead of {_toml(base_value)}" for key, value, base_value in differing)
+    return f"Settings differ from {base}: {changes}."
 
 
 def comparable(run: Run, base: Run) -> bool:
-    """Whether two runs saw the same inputs with the same seeds in the same precision, at sites of the same number."""
+    """Return whether two runs have the same inputs, seeds, precision and number of sites."""
     return (run.inputs, run.seeds, run.precision, run.model.sites) == (
         base.inputs,
         base.seeds,
@@ -32,31 +40,33 @@ def comparable(run: Run, base: Run) -> bool:
 
 
 def measured_note(run: Run, base: Run, base_name: str) -> str:
-    """Say what that changed: the ends of stream and gradient, the loss, and the findings won and lost."""
-    here, there = depth.profile(run), depth.profile(base)
-    parts: list[str] = []
+    """Describe how a run differs from the run of its base: stream, gradient, loss, new and resolved findings."""
+    curve, base_curve = profile(run), profile(base)
+    pairs = [("first loss", run.loss.value, base.loss.value)]
+    if curve.units and base_curve.units:
+        sums = (curve.units[-1][-1].sum_rms, base_curve.units[-1][-1].sum_rms)
+        gradients = [
+            (
+                f"gradient before {curve.noun} {curve.label(unit)}",
+                curve.units[unit][0].grad_stream_norm,
+                base_curve.units[unit][0].grad_stream_norm,
+            )
+            for unit in dict.fromkeys((0, min(1, len(curve.units) - 1), len(curve.units) - 1))
+        ]
+        pairs = [(f"sum RMS after {curve.noun} {curve.label(-1)}", *sums), *gradients, *pairs]
+    parts = [
+        f"{name}: {number(value)} instead of {number(base_value)}"
+        for name, value, base_value in pairs
+        if value is not None and base_value is not None
+    ]
+    rules, base_rules = ({finding.rule for finding in findings} for findings in (run.findings, base.findings))
+    for name, only in (("new", rules - base_rules), ("resolved", base_rules - rules)):
+        if only:
+            parts.append(f"{name} findings: {', '.join(sorted(only))}")
+    return f"Compared with the run of {base_name}: {'; '.join(parts)}."
 
-    def add(what: str, own: float | None, other: float | None) -> None:
-        if own is not None and other is not None:
-            parts.append(f"{what} {number(own)} (there {number(other)})")
 
-    if here.units and there.units:
-        last, before = here.label(-1), f"before {here.noun}"
-        add(f"sum RMS after {here.noun} {last}", here.units[-1][-1].sum_rms, there.units[-1][-1].sum_rms)
-        for unit in dict.fromkeys((0, min(1, len(here.units) - 1), len(here.units) - 1)):
-            own, other = here.units[unit][0], there.units[unit][0]
-            add(f"gradient {before} {here.label(unit)}", own.grad_stream_norm, other.grad_stream_norm)
-    add("first loss", run.loss.value, base.loss.value)
-    rules, others = ({finding.rule for finding in one.findings} for one in (run, base))
-    gained, lost = sorted(rules - others), sorted(others - rules)
-    if gained:
-        parts.append(f"only here {', '.join(gained)}")
-    if lost:
-        parts.append(f"only there {', '.join(lost)}")
-    return f"Beside the run of {base_name}: {'; '.join(parts)}."
-
-
-def _shown(value: object) -> str:
+def _toml(value: object) -> str:
     if value is None:
         return "unset"
     return f'"{value}"' if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)

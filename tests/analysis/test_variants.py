@@ -53,9 +53,12 @@ def test_a_path_in_a_base_is_relative_to_the_base(tmp_path):
 
 def test_settings_are_written_as_in_toml():
     assert settings_note("a", [("residual.placement", "post", "pre"), ("model.layers", 8, 64)]) == (
-        'As a, but for residual.placement = "post" (there "pre"); model.layers = 8 (there 64).'
+        'Settings differ from a: residual.placement = "post" instead of "pre"; model.layers = 8 instead of 64.'
     )
-    assert settings_note("a", [("inputs.file", "b.npy", None)]) == 'As a, but for inputs.file = "b.npy" (there unset).'
+    assert (
+        settings_note("a", [("inputs.file", "b.npy", None)])
+        == 'Settings differ from a: inputs.file = "b.npy" instead of unset.'
+    )
 
 
 def test_measurements_are_written_beside_those_of_the_base():
@@ -63,8 +66,8 @@ def test_measurements_are_written_beside_those_of_the_base():
     there = run_of([site(0, 0, grad_stream_norm=8.0), site(1, 1, stream=3.0, update=4.0, grad_stream_norm=16.0)], loss=7.0)
     finding = Finding("PC301", "exploding-gradient", "error", None, "m", 1.0, 1.0, "m", "r")
     assert measured_note(replace(here, findings=(finding,)), there, "base") == (
-        "Beside the run of base: sum RMS after block 1 1 (there 5); gradient before block 0 2 (there 8); "
-        "gradient before block 1 4 (there 16); first loss 7.5 (there 7); only here PC301."
+        "Compared with the run of base: sum RMS after block 1: 1 instead of 5; gradient before block 0: 2 instead of 8; "
+        "gradient before block 1: 4 instead of 16; first loss: 7.5 instead of 7; new findings: PC301."
     )
 
 
@@ -80,11 +83,11 @@ def test_the_twins_table_says_what_differs_once_both_are_there(tmp_path, capsys)
     base = ["scan", write(tmp_path / "base.toml", ""), *SMALL]
     cli.run([*twin, "--out", str(tmp_path / "runs" / "twin")])
     alone = capsys.readouterr().out
-    assert "Beside the run of base" not in alone
+    assert "Compared with the run of base" not in alone
     cli.run([*base, "--out", str(tmp_path / "runs" / "base")])
     capsys.readouterr()
     cli.run([*twin, "--out", str(tmp_path / "runs" / "twin")])
     both = " ".join(capsys.readouterr().out.split())
-    assert 'residual.placement = "post" (there "pre")' in both
-    assert "Beside the run of base: sum RMS after block 1" in both
-    assert any("Beside the run" in note for note in read_run(tmp_path / "runs" / "twin").notes)
+    assert 'residual.placement = "post" instead of "pre"' in both
+    assert "Compared with the run of base: sum RMS after block 1" in both
+    assert any("Compared with the run" in note for note in read_run(tmp_path / "runs" / "twin").notes)

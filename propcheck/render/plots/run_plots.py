@@ -6,6 +6,7 @@ Values that a logarithmic axis cannot show are marked at its edges and counted i
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
@@ -39,6 +40,42 @@ if TYPE_CHECKING:
     from propcheck.render.plots.drawing import Series
 
 
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """Content of one plot: for each curve its column, label, colour and line style."""
+
+    title: str
+    axis: str
+    curves: tuple[tuple[str, str, str, str], ...]
+    theory: str
+    marks: str
+    marks_label: str
+
+
+_PLOTS = {
+    "forward.png": _Plot(
+        title="Forward: RMS at each residual addition",
+        axis="RMS",
+        curves=(("sum_rms", "sum", DARK, "-"), ("stream_rms", "stream (before the addition)", GREY, "--")),
+        theory="theory_sum_rms",
+        marks="update_rms",
+        marks_label="update",
+    ),
+    "backward.png": _Plot(
+        title="Backward: gradient norm at each residual addition",
+        axis="gradient norm",
+        curves=(
+            ("grad_stream_norm", "stream", DARK, "-"),
+            ("grad_sum_norm", "sum", GREY, "--"),
+            ("grad_update_norm", "update", ORANGE, ":"),
+        ),
+        theory="theory_grad_norm",
+        marks="param_grad_norm",
+        marks_label="parameters",
+    ),
+}
+
+
 def write_plots(run: Run, directory: Path) -> list[Path]:
     """Draw ``forward.png`` and ``backward.png``.
 
@@ -55,37 +92,26 @@ def write_plots(run: Run, directory: Path) -> list[Path]:
         The files written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    curve = profile(run)
     paths = []
-    for name, draw in (("forward.png", _forward), ("backward.png", _backward)):
+    for name, plot in _PLOTS.items():
         figure = new_figure(10, 5.2)
-        draw(figure, run, curve)
+        _draw(figure, run, plot)
         paths.append(write_figure(figure, directory / name))
     return paths
 
 
-def _forward(figure: Figure, run: Run, curve: Profile) -> None:
-    axes = _axes(figure, run, curve, "Forward: RMS at each residual addition", "RMS")
-    drawn = [
-        *_lines(axes, run, "sum_rms", "sum", DARK, "-"),
-        *_lines(axes, run, "stream_rms", "stream (before the addition)", GREY, "--"),
-    ]
-    _theory(axes, run, "theory_sum_rms")
+def _draw(figure: Figure, run: Run, plot: _Plot) -> None:
+    curve = profile(run)
+    axes = _axes(figure, run, curve, plot)
+    drawn = []
+    for column, label, colour, style in plot.curves:
+        # One line per stream: none connects an encoder and its decoder.
+        for index, stream in enumerate(streams(run)):
+            line = series(run, stream.sites, column)
+            drawn.append(_line(axes, line, None if index else label, colour, style))
+    _theory(axes, run, plot.theory)
     for kind, members in _by_kind(curve):
-        drawn.append(_marks(axes, series(run, members, "update_rms"), f"update: {kind}", *KINDS[kind]))
-    _finish(figure, axes, drawn)
-
-
-def _backward(figure: Figure, run: Run, curve: Profile) -> None:
-    axes = _axes(figure, run, curve, "Backward: gradient norm at each residual addition", "gradient norm")
-    drawn = [
-        *_lines(axes, run, "grad_stream_norm", "stream", DARK, "-"),
-        *_lines(axes, run, "grad_sum_norm", "sum", GREY, "--"),
-        *_lines(axes, run, "grad_update_norm", "update", ORANGE, ":"),
-    ]
-    _theory(axes, run, "theory_grad_norm")
-    for kind, members in _by_kind(curve):
-        drawn.append(_marks(axes, series(run, members, "param_grad_norm"), f"parameters: {kind}", *KINDS[kind]))
+        drawn.append(_marks(axes, series(run, members, plot.marks), f"{plot.marks_label}: {kind}", *KINDS[kind]))
     _finish(figure, axes, drawn)
 
 
@@ -94,23 +120,17 @@ def _by_kind(curve: Profile) -> list[tuple[str, list[SiteRecord]]]:
     return [(kind, members) for kind, members in kinds if members]
 
 
-def _axes(figure: Figure, run: Run, curve: Profile, title: str, label: str) -> Axes:
+def _axes(figure: Figure, run: Run, curve: Profile, plot: _Plot) -> Axes:
     axes: Axes = figure.add_subplot()
     axes.set_yscale("log")
-    axes.set_title(f"{title}\n{run.target}, {run.precision}, placement {run.model.placement}", fontsize=11)
-    axes.set_ylabel(label)
+    axes.set_title(f"{plot.title}\n{run.target}, {run.precision}, placement {run.model.placement}", fontsize=11)
+    axes.set_ylabel(plot.axis)
     axes.grid(visible=True, which="major", alpha=0.3)
     sites = [record.site for record in curve.sites] or [0]
     axes.set_xlim(min(sites) - 0.5, max(sites) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, min_n_ticks=1))
     axes.set_xlabel(f"site ({count(len(curve.units), curve.noun)})" if curve.noun == "block" else "site")
     return axes
-
-
-def _lines(axes: Axes, run: Run, column: str, label: str, colour: str, style: str) -> list[Series]:
-    """Draw one line per stream; no line connects an encoder and its decoder."""
-    parts = [series(run, stream.sites, column) for stream in streams(run)]
-    return [_line(axes, part, label if part is parts[0] else None, colour, style) for part in parts]
 
 
 def _theory(axes: Axes, run: Run, column: str) -> None:
