@@ -1,4 +1,4 @@
-"""Notes that compare the run of a probe with the run of its base: different settings, values and findings."""
+"""Notes on how a run differs from that of the probe that it is based on."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ if TYPE_CHECKING:
 
 
 def settings_note(base: str, differing: Sequence[tuple[str, Any, Any]]) -> str:
-    """Describe how settings differ from those of ``base``.
-
-    Parameters
-    ----------
-    base
-        Name of the base.
-    differing
-        Dotted key, value, and value in the base.
-    """
+    """Name the keys that differ from those of ``base``: (dotted key, value here, value in base)."""
     if not differing:
         return f"Same settings as {base}."
-    changes = "; ".join(f"{key} = {_toml(value)} instead of {_toml(base_value)}" for key, value, base_value in differing)
-    return f"Settings differ from {base}: {changes}."
+    listed = "; ".join(f"{key} = {_shown(value)} instead of {_shown(expected)}" for key, value, expected in differing)
+    return f"Same settings as {base}, except {listed}."
 
 
 def comparable(run: Run, base: Run) -> bool:
@@ -40,33 +32,31 @@ def comparable(run: Run, base: Run) -> bool:
 
 
 def measured_note(run: Run, base: Run, base_name: str) -> str:
-    """Describe how a run differs from the run of its base: stream, gradient, loss, new and resolved findings."""
+    """Compare a run with that of its base: stream and gradient at both ends, the first loss, and the rules that report."""
     curve, base_curve = profile(run), profile(base)
-    pairs = [("first loss", run.loss.value, base.loss.value)]
+    parts: list[str] = []
+
+    def add(name: str, value: float | None, expected: float | None) -> None:
+        if value is not None and expected is not None:
+            parts.append(f"{name} is {number(value)} instead of {number(expected)}")
+
     if curve.units and base_curve.units:
-        sums = (curve.units[-1][-1].sum_rms, base_curve.units[-1][-1].sum_rms)
-        gradients = [
-            (
-                f"gradient before {curve.noun} {curve.label(unit)}",
-                curve.units[unit][0].grad_stream_norm,
-                base_curve.units[unit][0].grad_stream_norm,
-            )
-            for unit in dict.fromkeys((0, min(1, len(curve.units) - 1), len(curve.units) - 1))
-        ]
-        pairs = [(f"sum RMS after {curve.noun} {curve.label(-1)}", *sums), *gradients, *pairs]
-    parts = [
-        f"{name}: {number(value)} instead of {number(base_value)}"
-        for name, value, base_value in pairs
-        if value is not None and base_value is not None
-    ]
-    rules, base_rules = ({finding.rule for finding in findings} for findings in (run.findings, base.findings))
-    for name, only in (("new", rules - base_rules), ("resolved", base_rules - rules)):
-        if only:
-            parts.append(f"{name} findings: {', '.join(sorted(only))}")
+        last = len(curve.units) - 1
+        add(f"sum RMS after {curve.noun} {curve.label(-1)}", curve.units[-1][-1].sum_rms, base_curve.units[-1][-1].sum_rms)
+        for unit in dict.fromkeys((0, min(1, last), last)):
+            site, base_site = curve.units[unit][0], base_curve.units[unit][0]
+            name = f"gradient before {curve.noun} {curve.label(unit)}"
+            add(name, site.grad_stream_norm, base_site.grad_stream_norm)
+    add("first loss", run.loss.value, base.loss.value)
+    rules, base_rules = ({finding.rule for finding in each.findings} for each in (run, base))
+    if rules - base_rules:
+        parts.append(f"new: {', '.join(sorted(rules - base_rules))}")
+    if base_rules - rules:
+        parts.append(f"gone: {', '.join(sorted(base_rules - rules))}")
     return f"Compared with the run of {base_name}: {'; '.join(parts)}."
 
 
-def _toml(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "unset"
     return f'"{value}"' if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)

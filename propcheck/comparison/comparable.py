@@ -1,7 +1,8 @@
-"""Whether two runs are of one kind, so that their numbers can be held against each other."""
+"""Whether two runs were made under the same conditions: target, arguments, seeds, mode, precision and inputs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from propcheck.config.probe import TOKEN_SOURCES
@@ -9,89 +10,125 @@ from propcheck.config.resolve import python_name
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from propcheck.config.probe import Probe
     from propcheck.records import Run
 
 
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A condition in which two runs differ."""
+
+    condition: str
+    baseline: str
+    run: str
+
+    def describe(self, name: str = "this run") -> str:
+        """Return ``precision bf16 (this run: fp32)``."""
+        return f"{self.condition} {self.baseline} ({name}: {self.run})"
+
+
 def check_comparable(run: Run, baseline: Run, *, named: bool = False) -> None:
-    """Raise ``PropcheckError`` where :func:`refusals` has something to say."""
-    refuse(refusals(run, baseline, named=named), baseline)
-
-
-def refuse(differing: Sequence[str], baseline: Run) -> None:
-    """Raise ``PropcheckError`` if there is anything in which the baseline is of another kind."""
-    if differing:
-        raise PropcheckError(
-            f"{baseline.path or baseline.target}: not the same kind of run: it has {'; '.join(differing)}. If that is meant, "
-            "make it again with --update-baseline; --force compares all the same"
-        )
-
-
-def refusals(run: Run, baseline: Run, *, named: bool = False) -> list[str]:
-    """Say in which ways two runs are not of one kind, so that their numbers cannot be held against each other.
+    """Check that two runs were made under the same conditions.
 
     Parameters
     ----------
     run, baseline
-        The two.
+        The two runs.
     named
-        The baseline is a target that the user named beside the run: that it is another one is meant.
+        The user named the baseline's target together with the run, so it may be another one.
+
+    Raises
+    ------
+    PropcheckError
+        There is a mismatch.
     """
-    here, there = ({**_asked(one.settings, one.target, one.seeds), **_measured(one)} for one in (run, baseline))
-    return _differing(here, there, {"target"} if named else set())
+    refuse(mismatches(run, baseline, named=named), baseline)
 
 
-def early_refusals(probe: Probe, target: str, baseline: Run) -> list[str]:
-    """Say the same of a target that is not scanned yet, as far as that can be told: a scan may take minutes."""
-    here = _asked(probe.model_dump(mode="json"), target, probe.scan.seeds)
-    there = _asked(baseline.settings, baseline.target, baseline.seeds)
-    return _differing(here, there, set())
+def refuse(differing: Sequence[Mismatch], baseline: Run) -> None:
+    """Refuse a baseline that was made under other conditions.
+
+    Raises
+    ------
+    PropcheckError
+        There is a mismatch.
+    """
+    if differing:
+        raise PropcheckError(
+            f"{baseline.path or baseline.target}: cannot be compared with this run: it was made with "
+            f"{'; '.join(mismatch.describe() for mismatch in differing)}. If the change is intended, update the baseline with "
+            "--update-baseline; --force compares anyway"
+        )
 
 
-def _differing(here: Mapping[str, str], there: Mapping[str, str], left_out: Collection[str]) -> list[str]:
+def mismatches(run: Run, baseline: Run, *, named: bool = False) -> list[Mismatch]:
+    """Return the conditions in which two runs differ, so that their numbers cannot be compared.
+
+    Parameters
+    ----------
+    run, baseline, named
+        As :func:`check_comparable` takes them.
+    """
+    conditions, expected = (
+        {**_requested(each.settings, each.target, each.seeds), **_observed(each)} for each in (run, baseline)
+    )
+    return [each for each in _differing(conditions, expected) if not (named and each.condition == "target")]
+
+
+def early_refusals(probe: Probe, target: str, baseline: Run) -> list[Mismatch]:
+    """Return the mismatches that are known before the target is scanned, since a scan may take minutes."""
+    conditions = _requested(probe.model_dump(mode="json"), target, probe.scan.seeds)
+    return _differing(conditions, _requested(baseline.settings, baseline.target, baseline.seeds))
+
+
+def _differing(conditions: Mapping[str, str], expected: Mapping[str, str]) -> list[Mismatch]:
     return [
-        f"{name} {there[name]} (here {here[name]})"
-        for name in here
-        if name in there and name not in left_out and here[name] != there[name]
+        Mismatch(name, expected[name], value)
+        for name, value in conditions.items()
+        if name in expected and value != expected[name]
     ]
 
 
-def _asked(settings: Mapping[str, Any], target: str, seeds: Sequence[int]) -> dict[str, str]:
-    """Return what a scan was asked for."""
-    python, hugging = settings.get("python") or {}, settings.get("huggingface") or {}
-    given = python.get("args") or hugging.get("overrides") or {}
+def _requested(settings: Mapping[str, Any], target: str, seeds: Sequence[int]) -> dict[str, str]:
+    """Return the conditions that the probe sets."""
+    python, huggingface = settings.get("python") or {}, settings.get("huggingface") or {}
+    arguments = python.get("args") or huggingface.get("overrides") or {}
     name = settings.get("name") or target
-    if name == "run" and python.get("target"):  # an object of a Python process: as the command line would name it
+    if name == "run" and python.get("target"):  # an object of a Python process: the name that the command line would give it
         name = python_name(python["target"])
     return {
         "target": str(name),
-        "arguments": ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none",
+        "arguments": ", ".join(f"{key}={value}" for key, value in sorted(arguments.items())) or "none",
         "seeds": ", ".join(map(str, seeds)),
         "mode": str((settings.get("scan") or {}).get("mode", "train")),
     }
 
 
-def _measured(run: Run) -> dict[str, str]:
-    """Return what only a finished scan tells: code may choose its own precision and batch."""
+def _observed(run: Run) -> dict[str, str]:
+    """Return the conditions that are known after a scan only, since user code may choose its precision and batch."""
     inputs, options = run.inputs, run.settings.get("inputs") or {}
-    fed = f"{inputs.batch} x {inputs.tokens} {inputs.source}" if inputs.batch else "unknown"
-    measured = {"precision": run.precision, "inputs": fed}
+    observed = {
+        "precision": run.precision,
+        "inputs": f"{inputs.batch} x {inputs.tokens} {inputs.source}" if inputs.batch else "unknown",
+    }
     if inputs.source == "zipf":
-        measured["inputs.exponent"] = f"{options.get('exponent', 1.0):g}"
+        observed["inputs.exponent"] = f"{options.get('exponent', 1.0):g}"
     if inputs.source in TOKEN_SOURCES:
-        measured["inputs.vocabulary"] = str(options.get("vocabulary"))
-    return measured
+        observed["inputs.vocabulary"] = str(options.get("vocabulary"))
+    return observed
 
 
-def sites_alone(*runs: Run) -> str | None:
-    """Say so where one of the runs is the rows of its sites and nothing else, as a lone ``sublayers.parquet`` gives them."""
-    alone = [run.path or run.target for run in runs if not run.model.parameters]
-    return f"{', '.join(alone)}: sites alone, so findings, parameters and loss are not compared." if alone else None
+def sites_only(*runs: Run) -> str | None:
+    """Return a note if some run has only sites, as one read from a lone ``sublayers.parquet``; else None."""
+    names = [run.path or run.target for run in runs if not run.model.parameters]
+    return f"{', '.join(names)}: has only sites, so findings, parameters and loss are not compared." if names else None
 
 
-def other_machine(run: Run, baseline: Run) -> list[str]:
-    """Say in which libraries two runs differ, and in device and threads: what may change the last digits, and no more."""
-    here, there = ({**one.versions, "device": one.engine.device, "threads": str(one.engine.threads)} for one in (run, baseline))
-    return [f"{name} {there[name]} (here {here[name]})" for name in here if name in there and here[name] != there[name]]
+def environment_mismatches(run: Run, baseline: Run) -> list[str]:
+    """Return the versions, device and threads that differ: they can change the last digits, and no more."""
+    environment, expected = (
+        {**each.versions, "device": each.engine.device, "threads": str(each.engine.threads)} for each in (run, baseline)
+    )
+    return [mismatch.describe() for mismatch in _differing(environment, expected)]

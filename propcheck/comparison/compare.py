@@ -1,58 +1,52 @@
-"""What differs between runs, and where it starts: each run beside the first one.
+"""Compare runs with the first one: what differs, and where it starts.
 
-Nothing is judged here: the numbers and the first place at which they part. Whether a change is allowed is for a gate.
+Nothing is judged here; whether a change is acceptable is for the gate.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from propcheck.analysis import profile as depth
 from propcheck.analysis.growth import gradient_growth, stream_growth
-from propcheck.comparison.comparable import refusals, sites_alone
-from propcheck.comparison.differences import BACKWARD, Deviations
-from propcheck.comparison.gate_findings import first_of, size_of, won_and_lost
-from propcheck.comparison.match_parameters import pair_parameters
-from propcheck.comparison.match_sites import pair_sites
-from propcheck.comparison.places import first_change
-from propcheck.config.probe import differing
+from propcheck.analysis.profile import profile, streams
+from propcheck.comparison.comparable import mismatches
+from propcheck.comparison.differences import compare_numbers
+from propcheck.comparison.gate_findings import first_difference
+from propcheck.comparison.match_findings import new_and_gone
+from propcheck.comparison.match_runs import match_runs
+from propcheck.comparison.match_sites import match_sites
+from propcheck.comparison.quantities import QUANTITIES
+from propcheck.comparison.start import find_start
+from propcheck.config.fingerprint import setting_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from propcheck.comparison.differences import Difference
-    from propcheck.comparison.match_parameters import ParameterPairing
+    from propcheck.comparison.match_parameters import ParameterMatching
     from propcheck.config.tolerances import Quantity, Tolerances
     from propcheck.records import Finding, Growth, Place, Run, SiteRecord
 
-# In the order in which a table shows them.
-COMPARED: tuple[Quantity, ...] = (
-    "stream_rms",
-    "update_rms",
-    "update_ratio",
-    *BACKWARD,
-    "parameter_rms",
-    "grad_norm",
-    "loss",
-)
+_SITE_QUANTITIES = tuple(name for name, quantity in QUANTITIES.items() if quantity.noun == "site")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One quantity of a run beside that of the first run.
+class QuantityChange:
+    """One quantity of a run compared with the first run.
 
     Attributes
     ----------
     quantity
-        What it is.
+        What was compared.
     compared, differing
-        In how many places it was compared, and in how many it lies outside the tolerance.
+        At how many places it was compared, and at how many it is outside the tolerance.
     allowed
-        The smallest and the largest factor that counts as no difference somewhere.
+        The smallest and the largest factor that is accepted somewhere.
     first, most
-        Where it first differs, in the direction in which it travels, and where most; None where it does not.
+        The first difference, in the direction in which the quantity spreads, and the largest; None without any.
     """
 
     quantity: Quantity
@@ -64,45 +58,52 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
-    """One run beside the first.
+class PairwiseComparison:
+    """A run compared with the first run.
 
     Attributes
     ----------
     label
-        Of the run; the first is A.
+        Letter of the run; the first run is A.
     relative
-        Whether blocks were matched by relative depth, as there are not as many.
+        Whether blocks were matched by relative depth, since the runs have different numbers of blocks.
     settings
-        Keys of the probes that differ: dotted key, value in A, value here.
+        Keys of the probes that differ: dotted key, value in A, value in this run.
     changes
-        One for each quantity that both have.
+        One for each quantity that both runs have.
     parameters
-        Which parameters belong together.
-    won, lost
-        Findings that only this run has, and that only A has; None where one of the two is sites alone.
+        The matched parameters.
+    new_findings, gone_findings
+        Findings that only this run has, and that only A has; None if one of them has only sites.
     start
-        Where the two part; None where no place differs.
+        Where the runs start to differ; None if they do not.
     notes
-        Sentences: which blocks or sublayers one of the two lacks, and how it was compared.
+        Sentences about the comparison, such as blocks that only one run has.
     """
 
     label: str
     relative: bool
     settings: tuple[tuple[str, Any, Any], ...]
-    changes: tuple[Change, ...]
-    parameters: ParameterPairing
-    won: tuple[Finding, ...] | None
-    lost: tuple[Finding, ...] | None
+    changes: tuple[QuantityChange, ...]
+    parameters: ParameterMatching
+    new_findings: tuple[Finding, ...] | None
+    gone_findings: tuple[Finding, ...] | None
     start: Place | None
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One block (``unit`` of the run with the fewest) with what each run has there, in the order of the runs.
+class DepthRow:
+    """One block of the run with the fewest blocks, and what corresponds to it in every run.
 
-    ``sites`` are the sites of a run that belong to it, () where it lacks them; ``at`` is the relative depth, 0 to 1.
+    Attributes
+    ----------
+    label
+        Number of the block.
+    at
+        Relative depth, 0 to 1.
+    sites
+        Corresponding sites of each run; empty if it has none.
     """
 
     label: int
@@ -111,54 +112,56 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Several runs side by side.
 
     Attributes
     ----------
     runs, labels
-        The runs and what they are called: A, B, C ...
+        The runs and their letters: A, B, C ...
     contrasts
-        One for each run but the first.
+        Every run but the first, compared with the first.
     rows
-        Block by block.
+        All runs along the depth.
     noun
         What a row is: block or site.
     tolerance
-        The share by which a number must differ to count.
+        The default tolerance, as a share.
     """
 
     runs: tuple[Run, ...]
     labels: tuple[str, ...]
-    contrasts: tuple[Contrast, ...]
-    rows: tuple[Row, ...]
+    contrasts: tuple[PairwiseComparison, ...]
+    rows: tuple[DepthRow, ...]
     noun: str
     tolerance: float
 
     @property
     def named(self) -> list[tuple[str, Run]]:
-        """Each run with its label and target, as pictures name it; with its path where several have one target."""
+        """Each run with its letter and target, for plots; with its path if another run has the same target."""
         targets = [run.target for run in self.runs]
         names = [f"{run.target}, {run.path}" if run.path and targets.count(run.target) > 1 else run.target for run in self.runs]
         return [(f"{label}: {name}", run) for label, name, run in zip(self.labels, names, self.runs, strict=True)]
 
 
-def compare(runs: Sequence[Run], tolerances: Tolerances) -> Comparison:
-    """Set runs side by side.
+def compare(runs: Sequence[Run], tolerances: Tolerances) -> RunComparison:
+    """Compare runs with the first one.
 
     Parameters
     ----------
     runs
-        Two or more, with their findings. The first is what the others are held against.
+        Two or more, with their findings.
     tolerances
-        From which difference on a number counts as changed.
+        Differences within them do not count.
     """
     labels = tuple(_label(index) for index in range(len(runs)))
     rows, noun = _rows(runs)
-    return Comparison(
+    return RunComparison(
         runs=tuple(runs),
         labels=labels,
-        contrasts=tuple(_contrast(runs[0], run, label, tolerances) for run, label in zip(runs[1:], labels[1:], strict=True)),
+        contrasts=tuple(
+            _compare_with_first(runs[0], run, label, tolerances) for run, label in zip(runs[1:], labels[1:], strict=True)
+        ),
         rows=rows,
         noun=noun,
         tolerance=tolerances.share,
@@ -170,68 +173,65 @@ def _label(index: int) -> str:
     return letters[index] if index < len(letters) else f"{letters[index // 26 - 1]}{letters[index % 26]}"
 
 
-def _contrast(first: Run, run: Run, label: str, tolerances: Tolerances) -> Contrast:
-    profiles = (depth.profile(first), depth.profile(run))
-    sites = pair_sites(profiles[0].sites, profiles[1].sites, names=("A", label))
-    alone = sites_alone(first, run)
-    parameters = pair_parameters(*((), ()) if alone else (first.parameters, run.parameters), sites.pairs)
-    columns = [quantity for quantity in COMPARED if quantity not in ("parameter_rms", "grad_norm", "loss")]
-    deviations = Deviations(run, first, tolerances, sites, parameters, columns)
-    # To a gate a NaN is a failure wherever it is; beside one that has it too it is no difference.
-    deviations.found = [one for one in deviations.found if one.how != "nonfinite" or repr(one.value) != repr(one.baseline)]
-    won, lost = (None, None) if alone else won_and_lost(first.findings, run.findings)
-    return Contrast(
+def _compare_with_first(first: Run, run: Run, label: str, tolerances: Tolerances) -> PairwiseComparison:
+    matched = match_runs(first, run, names=("A", label))
+    numbers = compare_numbers(matched, tolerances, _SITE_QUANTITIES)
+    # A NaN fails a gate in any case; in a comparison, it is no difference if both runs have it.
+    differences = [each for each in numbers.differences if each.kind != "nonfinite" or repr(each.value) != repr(each.baseline)]
+    numbers = dataclasses.replace(numbers, differences=tuple(differences))
+    sites_only = matched.sites_only
+    new, gone = (None, None) if sites_only else new_and_gone(first.findings, run.findings)
+    conditions = [mismatch.describe(label) for mismatch in mismatches(run, first, named=True)]
+    return PairwiseComparison(
         label=label,
-        relative=sites.relative,
-        settings=tuple(differing(first.settings, run.settings)) if first.settings and run.settings else (),
+        relative=matched.sites.relative,
+        settings=tuple(setting_differences(first.settings, run.settings)) if first.settings and run.settings else (),
         changes=tuple(
-            change(quantity, deviations.compared[quantity], deviations.found, deviations.allowed)
-            for quantity in COMPARED
-            if deviations.compared[quantity]
+            summarize_changes(quantity, numbers.compared[quantity], differences, numbers.allowed)
+            for quantity in QUANTITIES
+            if numbers.compared.get(quantity)
         ),
-        parameters=parameters,
-        won=won,
-        lost=lost,
-        start=first_change(deviations, sites.pairs, (*parameters.missing, *parameters.new)),
-        notes=(*_other_runs(run, first, label), *([alone] if alone else []), *sites.notes, *deviations.notes),
+        parameters=matched.parameters,
+        new_findings=new,
+        gone_findings=gone,
+        start=find_start(matched, numbers),
+        notes=(
+            *([f"A has {'; '.join(conditions)}."] if conditions else []),
+            *filter(None, [sites_only]),
+            *matched.sites.notes,
+            *numbers.notes,
+        ),
     )
 
 
-def _other_runs(run: Run, first: Run, label: str) -> list[str]:
-    """Say what a table of settings does not: in which ways two runs saw other things."""
-    differing = refusals(run, first, named=True)
-    return [f"A has {'; '.join(differing).replace('(here ', f'({label} ')}."] if differing else []
-
-
-def change(
+def summarize_changes(
     quantity: Quantity, compared: int, differences: Sequence[Difference], allowed: Mapping[Quantity, tuple[float, float]]
-) -> Change:
-    """Sum up a quantity: where it first differs and where most."""
-    found = [one for one in differences if one.quantity == quantity]
-    return Change(
+) -> QuantityChange:
+    """Summarize the differences of one quantity: how many there are, the first and the largest."""
+    changed = [difference for difference in differences if difference.quantity == quantity]
+    return QuantityChange(
         quantity=quantity,
         compared=compared,
-        differing=len(found),
+        differing=len(changed),
         allowed=allowed[quantity],
-        first=first_of(found) if found else None,
-        most=max(found, key=size_of) if found else None,
+        first=first_difference(changed) if changed else None,
+        most=max(changed, key=lambda difference: difference.size) if changed else None,
     )
 
 
-def _rows(runs: Sequence[Run]) -> tuple[tuple[Row, ...], str]:
-    """Lay the runs along the depth of the one with the fewest blocks."""
-    profiles = [depth.profile(run) for run in runs]
-    shortest = min(profiles, key=lambda one: len(one.units))
-    beside: list[dict[int, SiteRecord]] = []  # by run: the site that belongs to one of the shortest
-    for one in profiles:
-        pairs = pair_sites(shortest.sites, one.sites).pairs
-        beside.append({pair.base.site: pair.other for pair in pairs if pair.base is not None and pair.other is not None})
+def _rows(runs: Sequence[Run]) -> tuple[tuple[DepthRow, ...], str]:
+    """Align the runs along the depth of the one with the fewest blocks."""
+    profiles = [profile(run) for run in runs]
+    shortest = min(profiles, key=lambda each: len(each.units))
+    counterparts = [  # by run: its site for each site of the shortest one
+        {base.site: other for base, other in match_sites(shortest.sites, each.sites).common} for each in profiles
+    ]
     last = max(len(shortest.units) - 1, 1)
     rows = [
-        Row(
+        DepthRow(
             label=shortest.label(index),
             at=index / last,
-            sites=tuple(tuple(found[r.site] for r in unit if r.site in found) for found in beside),
+            sites=tuple(tuple(sites[site.site] for site in unit if site.site in sites) for sites in counterparts),
         )
         for index, unit in enumerate(shortest.units)
     ]
@@ -239,6 +239,6 @@ def _rows(runs: Sequence[Run]) -> tuple[tuple[Row, ...], str]:
 
 
 def growths(run: Run) -> tuple[Growth | None, Growth | None]:
-    """Return by which law the stream of a run grows and its gradient: of the stream that runs through most blocks."""
-    curve = max(depth.streams(run), key=lambda one: len(one.units), default=depth.profile(run))
-    return stream_growth(curve), gradient_growth(curve)
+    """Return the growth of the stream and of its gradient, for the stream that runs through most blocks."""
+    longest = max(streams(run), key=lambda each: len(each.units), default=profile(run))
+    return stream_growth(longest), gradient_growth(longest)

@@ -1,7 +1,6 @@
-"""Whether a run is as its baseline was: every number two-sided and within a tolerance, and the same findings.
+"""Judge a run by its baseline: every number within its tolerance, the same sites and parameters, no new finding.
 
-A failure is a :class:`propcheck.records.Finding`, as a scan's is: one for each quantity, which says where the change starts.
-The single numbers are in :attr:`Gate.differences`.
+A failure is a :class:`propcheck.records.Finding`, one for each quantity; :attr:`GateResult.differences` has every number.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from propcheck.analysis import profile as depth
 from propcheck.analysis.variants import settings_note
-from propcheck.comparison import gate_findings as findings
-from propcheck.comparison.comparable import other_machine, sites_alone
-from propcheck.comparison.differences import Deviations
-from propcheck.comparison.match_parameters import pair_parameters
-from propcheck.comparison.match_sites import pair_sites
-from propcheck.comparison.places import first_change
-from propcheck.config.probe import differing
+from propcheck.comparison.comparable import environment_mismatches
+from propcheck.comparison.differences import compare_numbers
+from propcheck.comparison.gate_findings import change_findings, nonfinite_findings, rule_findings, structure_findings
+from propcheck.comparison.match_runs import match_runs
+from propcheck.comparison.start import find_start
+from propcheck.config.fingerprint import setting_differences
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -29,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """What a gate says.
+class GateResult:
+    """The verdict of a gate.
 
     Attributes
     ----------
@@ -41,19 +38,19 @@ class Gate:
     differences
         Every number outside its tolerance.
     start
-        Where the change begins; None where nothing changed or no place is known.
+        Where the change starts; None if nothing changed, or nothing that has a place.
     compared
         How many values of each quantity were compared.
     tolerance
-        The share that passes where no other is given.
+        The default tolerance, as a share.
     allowed
-        Of each quantity the smallest and the largest factor that passes somewhere.
+        The smallest and the largest factor that is accepted somewhere, for each quantity.
     versions
-        What else is not as it was: libraries, device, threads. It explains the last digits.
+        Versions, device and threads that differ; they explain the last digits.
     notes
         Sentences about the comparison.
     written
-        The baseline file that was written in place of judging by it.
+        The baseline file, if it was written instead of being compared with.
     """
 
     run: Run
@@ -74,7 +71,7 @@ class Gate:
         return not any(finding.severity == "error" for finding in self.findings)
 
 
-def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
+def gate(run: Run, baseline: Run, tolerances: Tolerances) -> GateResult:
     """Compare a run with its baseline.
 
     Parameters
@@ -82,47 +79,57 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> Gate:
     run
         The run to judge, with its findings.
     baseline
-        The run that it should be like. Whether the two can be compared, :func:`propcheck.comparison.comparable.refusals` says.
+        The expected run. :func:`propcheck.comparison.comparable.check_comparable` checks that the two can be compared.
     tolerances
-        What may differ.
+        By how much numbers may differ.
     """
-    both = (depth.profile(baseline).sites, depth.profile(run).sites)
-    sites = pair_sites(*both, by_number=True, names=("the baseline", "this run"))
-    alone = sites_alone(baseline, run)
-    parameters = pair_parameters(*((), ()) if alone else (baseline.parameters, run.parameters), sites.pairs)
-    deviations = Deviations(run, baseline, tolerances, sites, parameters)
-    return Gate(
+    matched = match_runs(baseline, run, names=("the baseline", "this run"), by_number=True)
+    numbers = compare_numbers(matched, tolerances)
+    findings = [
+        *nonfinite_findings(numbers.differences),
+        *structure_findings(matched.sites, matched.parameters),
+        *change_findings(numbers.differences, numbers.compared),
+    ]
+    if not matched.sites_only:
+        # Wider tolerances of single quantities and modules do not excuse a new finding.
+        findings += rule_findings(
+            baseline.findings, run.findings, lambda metric: max(1 + tolerances.share, numbers.chance_of(metric))
+        )
+    return GateResult(
         run=run,
         baseline=baseline,
-        findings=(
-            *findings.nonfinite(deviations.found),
-            *findings.structure(sites.pairs, parameters, sites.notes),
-            *findings.changed(deviations.found, deviations.compared),
-            *([] if alone else findings.finding_set(baseline.findings, run.findings, deviations.by_chance)),
-        ),
-        differences=tuple(deviations.found),
-        start=first_change(deviations, sites.pairs, (*parameters.missing, *parameters.new)),
-        compared=dict(deviations.compared),
+        findings=tuple(findings),
+        differences=numbers.differences,
+        start=find_start(matched, numbers),
+        compared=dict(numbers.compared),
         tolerance=tolerances.share,
-        allowed=deviations.allowed,
-        versions=tuple(other_machine(run, baseline)),
-        notes=(*([alone] if alone else []), *_other_settings(run, baseline), *deviations.notes),
+        allowed=numbers.allowed,
+        versions=tuple(environment_mismatches(run, baseline)),
+        notes=(*filter(None, [matched.sites_only]), *_setting_notes(run, baseline), *numbers.notes),
     )
 
 
-def _other_settings(run: Run, baseline: Run) -> list[str]:
-    """Say which keys of the probe differ: most often they are the change."""
-    found = differing(run.settings, baseline.settings) if run.settings and baseline.settings else []
-    return [settings_note("the baseline", found)] if found else []
+def _setting_notes(run: Run, baseline: Run) -> list[str]:
+    """Name the keys of the probe that differ: most often they are the change."""
+    changed = setting_differences(run.settings, baseline.settings) if run.settings and baseline.settings else []
+    return [settings_note("the baseline", changed)] if changed else []
 
 
-def check_fit(itself: Gate) -> None:
-    """Refuse a run as a baseline that would not pass beside itself: it has a NaN or an infinity.
+def check_fit(itself: GateResult) -> None:
+    """Check that a run can be a baseline.
 
     Parameters
     ----------
     itself
-        The gate of a run with itself as its baseline.
+        The gate of the run with itself as its baseline.
+
+    Raises
+    ------
+    PropcheckError
+        The run has a NaN or an infinity, so it would fail against itself.
     """
     if not itself.passed:
-        raise PropcheckError(f"{itself.baseline.path}: not written, since the run is no baseline. {itself.findings[0].message}")
+        raise PropcheckError(
+            f"{itself.baseline.path}: not written, because a run with NaN or infinity cannot be a baseline. "
+            f"{itself.findings[0].message}"
+        )

@@ -1,272 +1,223 @@
-"""What a gate says of the differences it found: one finding for each quantity, with the place where the change starts."""
+"""The findings of a gate: one per changed quantity, with the place where the change starts, and one per structural change."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
 
-from propcheck.comparison.differences import BACKWARD, FORWARD
-from propcheck.comparison.places import parameter_place, place_of
-from propcheck.formatting import count, number, percent, places
+from propcheck.comparison.match_findings import new_and_gone
+from propcheck.comparison.places import describe_place, parameter_place, site_place
+from propcheck.comparison.quantities import BACKWARD, FORWARD, QUANTITIES
+from propcheck.formatting import count, number, places, times
 from propcheck.records import Finding, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from propcheck.comparison.differences import Difference
-    from propcheck.comparison.match_parameters import ParameterPairing
-    from propcheck.comparison.match_sites import SitePair
+    from propcheck.comparison.match_parameters import ParameterMatching
+    from propcheck.comparison.match_sites import SiteMatching
     from propcheck.config.tolerances import Quantity
     from propcheck.records import ParameterRecord, SiteRecord
 
 CHECKS: dict[str, str] = {
-    "gate-nonfinite": "A NaN or an infinity on either side: no tolerance holds for it.",
-    "gate-sites": "Residual additions that only one of the two has.",
-    "gate-parameters": "Parameters that only one of the two has; one that was renamed, or fused with others, is in both.",
-    "gate-init": "A parameter starts from values of another size: the RMS of its elements differs by more than the tolerance.",
+    "gate-nonfinite": "Either run has a NaN or an infinity; no tolerance applies.",
+    "gate-sites": "Only one of the runs has a residual addition.",
+    "gate-parameters": "Only one of the runs has a parameter. Renamed and fused parameters count as present in both.",
+    "gate-init": "The initial RMS of a parameter differs by more than the tolerance.",
     "gate-stream": "The RMS of the stream or of an update differs by more than the tolerance.",
-    "gate-gradient": "The norm of a gradient differs by more than the tolerance: of the stream or the update at a residual "
-    "addition, of a branch's parameters, or of a single parameter.",
+    "gate-gradient": "A gradient norm differs by more than the tolerance: of the stream or the update at a residual addition, "
+    "of a branch's parameters, or of a single parameter.",
     "gate-loss": "The first loss differs by more than the tolerance.",
-    "gate-findings": "A rule found an error or a warning that it did not find in the baseline.",
+    "gate-findings": "A rule reports an error or a warning that the baseline does not have.",
 }
 
-_WORDS: dict[Quantity, str] = {
-    "stream_rms": "RMS of the stream",
-    "update_rms": "RMS of the update",
-    "grad_stream_norm": "gradient of the stream",
-    "grad_update_norm": "gradient of the update",
-    "param_grad_norm": "gradient of a branch's parameters",
-    "parameter_rms": "RMS of a parameter's elements",
-    "grad_norm": "gradient of a parameter",
-    "loss": "first loss",
-}
-_RULES: dict[Quantity, str] = {
-    "parameter_rms": "gate-init",
-    "stream_rms": "gate-stream",
-    "update_rms": "gate-stream",
-    "loss": "gate-loss",
-}
-MEANT = "If the change is meant, make the baseline again with --update-baseline and commit it."
-_LISTED = 8  # sites of a kind that are named; parameters half as many, since their names are long
+ACCEPT = (
+    "If the change is intended, update the baseline with --update-baseline and commit it. "
+    "If not, look first at the code where the change starts."
+)
+_LISTED_SITES, _LISTED_PARAMETERS = 8, 4  # names of parameters are long
+
+Presence = Literal["missing", "new"]
 
 
-def where(place: Place) -> str:
-    """Say where something is: ``site 11 (mlp of block 5, layers.5.mlp)``."""
-    if place.parameter is not None:
-        return place.parameter
-    if place.site is None:
-        return "the whole model"
-    kind = place.sublayer or "update"
-    inside = kind if place.block is None else f"{kind} of block {place.block}"
-    return f"site {place.site} ({inside}{f', {place.module}' if place.module else ''})"
-
-
-def nonfinite(found: Sequence[Difference]) -> list[Finding]:
-    """Say where a NaN or an infinity is."""
-    bad = [one for one in found if one.how == "nonfinite"]
-    if not bad:
+def nonfinite_findings(differences: Sequence[Difference]) -> list[Finding]:
+    """Report where a NaN or an infinity is, in one finding."""
+    nonfinite = [each for each in differences if each.kind == "nonfinite"]
+    if not nonfinite:
         return []
-    forward = [one for one in bad if one.forward]
-    # The first in the direction in which it travels.
-    first = min(forward, key=lambda one: one.position) if forward else max(bad, key=lambda one: one.position)
-    listed = [f"{name} at {count(amount, 'place')}" for name, amount in Counter(one.quantity for one in bad).items()]
+    # The first in the direction in which it spreads.
+    forward = [each for each in nonfinite if QUANTITIES[each.quantity].direction == "forward"]
+    first = min(forward, key=_position) if forward else max(nonfinite, key=_position)
+    amounts = Counter(each.quantity for each in nonfinite)
+    listed = ", ".join(f"{quantity} at {count(amount, 'place')}" for quantity, amount in amounts.items())
+    message = (
+        f"NaN or infinity in {listed}. First at {describe_place(first.place)}: {first.quantity} is {number(first.value)} in "
+        f"this run and {number(first.baseline)} in the baseline."
+    )
+    remedy = (
+        "If this run has it, the findings of its scan name the operation that made the first one. "
+        "If the baseline has it, update the baseline from a model without."
+    )
+    return [_finding("gate-nonfinite", first, message, remedy)]
+
+
+def structure_findings(sites: SiteMatching, parameters: ParameterMatching) -> list[Finding]:
+    """Report sites and parameters that only one run has."""
     return [
-        _of(
-            "gate-nonfinite",
-            first,
-            f"NaN or infinity: {', '.join(listed)}. First at {where(first.place)}: {first.quantity} is {number(first.value)} "
-            f"here and {number(first.baseline)} in the baseline.",
-            "A run with a NaN is no baseline: make it again from a model that is whole. If this run has it, its scan "
-            "says which operation made the first.",
-        )
+        *([_sites_finding(sites.missing, "missing", sites)] if sites.missing else []),
+        *([_sites_finding(sites.new, "new", sites)] if sites.new else []),
+        *([_parameters_finding(parameters.missing, "missing")] if parameters.missing else []),
+        *([_parameters_finding(parameters.new, "new")] if parameters.new else []),
     ]
 
 
-def structure(pairs: Sequence[SitePair], parameters: ParameterPairing, notes: Sequence[str]) -> list[Finding]:
-    """Say which sites and parameters only one side has."""
-    missing = [pair.base for pair in pairs if pair.other is None and pair.base is not None]
-    new = [pair.other for pair in pairs if pair.base is None and pair.other is not None]
-    findings = [_lone_sites(sites, word, notes) for sites, word in ((missing, "missing"), (new, "new")) if sites]
-    for records, word in ((parameters.missing, "missing"), (parameters.new, "new")):
-        findings += [_lone_parameters(records, word)] if records else []
-    return findings
+def _sites_finding(sites: Sequence[SiteRecord], presence: Presence, matching: SiteMatching) -> Finding:
+    first, *others = sites
+    place = site_place(first)
+    text = (
+        f"The residual addition at {describe_place(place)} of the baseline is missing in this run."
+        if presence == "missing"
+        else f"The residual addition at {describe_place(place)} is new: the baseline does not have it."
+    )
+    if others:
+        listed = ", ".join(str(site.site) for site in others[:_LISTED_SITES]) + (" ..." if len(others) > _LISTED_SITES else "")
+        noun, verb = ("site", "is") if len(others) == 1 else ("sites", "are")
+        text += f" {len(others)} more {verb} {presence}: {noun} {listed}."
+    text += "".join(f" {note}" for note in matching.block_notes)
+    return Finding("gate-sites", presence, "error", place, "site", presence, None, text, ACCEPT)
 
 
-def _lone_sites(sites: Sequence[SiteRecord], word: str, notes: Sequence[str]) -> Finding:
-    first = place_of(sites[0])
-    rest = sites[1:]
-    said = "of the baseline is missing here" if word == "missing" else "is new: the baseline has none there"
-    text = f"The residual addition at {where(first)} {said}."
-    if rest:
-        listed = ", ".join(str(record.site) for record in rest[:_LISTED]) + (" ..." if len(rest) > _LISTED else "")
-        text += f" So {'are' if len(rest) > 1 else 'is'} {len(rest)} more: {listed}."
-    text += "".join(f" {note}" for note in notes if "site" not in note)
-    return Finding("gate-sites", word, "error", first, "site", word, None, text, MEANT)
+def _parameters_finding(parameters: Sequence[ParameterRecord], presence: Presence) -> Finding:
+    listed = ", ".join(f"{parameter.name} {list(parameter.shape)}" for parameter in parameters[:_LISTED_PARAMETERS])
+    more = f" and {len(parameters) - _LISTED_PARAMETERS} more" if len(parameters) > _LISTED_PARAMETERS else ""
+    verb = "is" if len(parameters) == 1 else "are"
+    text = (
+        f"{count(len(parameters), 'parameter')} of the baseline {verb} missing in this run: {listed}{more}."
+        if presence == "missing"
+        else f"{count(len(parameters), 'parameter')} of this run {verb} new: {listed}{more}."
+    )
+    place = parameter_place(parameters[0])
+    return Finding("gate-parameters", presence, "error", place, "parameter", presence, None, text, ACCEPT)
 
 
-def _lone_parameters(records: Sequence[ParameterRecord], word: str) -> Finding:
-    first, most = records[0], _LISTED // 2
-    listed = ", ".join(f"{one.name} {list(one.shape)}" for one in records[:most])
-    more = f" and {len(records) - most} more" if len(records) > most else ""
-    side = "of the baseline" if word == "missing" else "of this run"
-    said = ("is" if len(records) == 1 else "are") + (" missing here" if word == "missing" else " new")
-    place = parameter_place(first)
-    text = f"{count(len(records), 'parameter')} {side} {said}: {listed}{more}."
-    return Finding("gate-parameters", word, "error", place, "parameter", word, None, text, MEANT)
-
-
-def changed(found: Sequence[Difference], compared: Counter[Quantity]) -> list[Finding]:
-    """Make one finding for each quantity that changed."""
+def change_findings(differences: Sequence[Difference], compared: Mapping[Quantity, int]) -> list[Finding]:
+    """Report one finding for each quantity that changed."""
     findings = []
     for quantity in ("parameter_rms", *FORWARD, *BACKWARD, "grad_norm", "loss"):
-        these = [one for one in found if one.quantity == quantity and one.how != "nonfinite"]
-        if these:
-            rule = _RULES.get(quantity, "gate-gradient")
-            first = first_of(these)
-            findings.append(_of(rule, first, _text(these, first, compared[quantity]), MEANT))
+        changed = [each for each in differences if each.quantity == quantity and each.kind != "nonfinite"]
+        if changed:
+            first = first_difference(changed)
+            message = _change_message(changed, first, compared[quantity])
+            findings.append(_finding(QUANTITIES[quantity].check, first, message, ACCEPT))
     return findings
 
 
-def first_of(these: Sequence[Difference]) -> Difference:
-    """Return the one that lies first in the direction in which the quantity travels; all are of one quantity."""
-    backward = these[0].quantity in (*BACKWARD, "grad_norm")
-    return (max if backward else min)(these, key=lambda one: one.position)
+def first_difference(differences: Sequence[Difference]) -> Difference:
+    """Return the first difference of one quantity in the direction in which it spreads."""
+    is_backward = QUANTITIES[differences[0].quantity].direction == "backward"
+    return (max if is_backward else min)(differences, key=_position)
 
 
-def _text(these: Sequence[Difference], first: Difference, compared: int) -> str:
-    quantity = first.quantity
-    if quantity == "loss":
-        return f"The first loss: {_values(first)}{_beyond(first)}."
-    noun = "parameter" if quantity in ("grad_norm", "parameter_rms") else "site"
-    blocks = [one.place.block for one in these if one.place.block is not None]
+def _position(difference: Difference) -> int:
+    return difference.position
+
+
+def _change_message(changed: Sequence[Difference], first: Difference, compared: int) -> str:
+    quantity = QUANTITIES[first.quantity]
+    if quantity.noun == "loss":
+        return f"The first loss is {_values(first)}."
+    blocks = [each.place.block for each in changed if each.place.block is not None]
     inside = f" ({places('block', blocks)})" if blocks else ""
-    which = "first on the way back" if quantity in (*BACKWARD, "grad_norm") else "first"
+    where = "First on the way back from the loss" if quantity.direction == "backward" else "First"
     text = (
-        f"The {_WORDS[quantity]} ({quantity}) differs at {len(these)} of {count(compared, noun)}{inside}; {which} at "
-        f"{where(first.place)}: {_values(first)}{_beyond(first)}."
+        f"The {quantity.phrase} ({first.quantity}) differs at {len(changed)} of {count(compared, quantity.noun)}{inside}. "
+        f"{where} at {describe_place(first.place)}: {_values(first)}."
     )
-    worst = max(these, key=size_of)
-    if worst is not first:
-        text += f" Most at {where(worst.place)}: {_values(worst)}{'' if worst.ratio is None else f', {times(worst.ratio)}'}."
+    largest = max(changed, key=lambda each: each.size)
+    if largest is not first:
+        text += f" Most at {describe_place(largest.place)}: {_values(largest, with_limit=False)}."
     return text
 
 
-def _values(one: Difference) -> str:
-    if one.how == "unobserved":
-        return f"{number(one.baseline)} in the baseline, none here (nothing leads to it, or it could not be seen)"
-    if one.how == "observed":
-        return f"none in the baseline, {number(one.value)} here"
-    return f"{number(one.baseline)} in the baseline, {number(one.value)} here"
+def _values(difference: Difference, *, with_limit: bool = True) -> str:
+    """Return ``0.6 instead of 0.5 (x1.2, limit +5 %)``."""
+    if difference.kind == "unobserved":
+        return f"no value instead of {number(difference.baseline)} (nothing reaches it, or it could not be observed)"
+    if difference.kind == "observed":
+        return f"{number(difference.value)}, where the baseline has no value"
+    text = f"{number(difference.value)} instead of {number(difference.baseline)}"
+    ratio = difference.ratio
+    if ratio is None:
+        return text
+    limit = difference.tolerance if ratio > 1 else 1 / difference.tolerance  # 5 % up is 4.76 % down
+    return f"{text} ({times(ratio)}{f', limit {times(limit)}' if with_limit else ''})"
 
 
-def _beyond(one: Difference) -> str:
-    if one.ratio is None:
-        return ""
-    edge = one.tolerance if one.ratio > 1 else 1 / one.tolerance  # 5 % up is 4.76 % down
-    return f", {times(one.ratio)} where {'up' if one.ratio > 1 else 'down'} to {times(edge)} passes"
-
-
-def times(ratio: float) -> str:
-    """Write a ratio: ``x2.1``; near 1 by what it differs, ``+0.12 %``."""
-    if ratio == 1:
-        return "x1"
-    return f"{'+' if ratio > 1 else ''}{percent(ratio - 1)}" if 0.9 < ratio < 1.1 else f"x{number(ratio)}"
-
-
-def size_of(one: Difference) -> float:
-    """Return how far off a value is: the logarithm of the ratio, either way; infinite where there is none."""
-    return math.inf if one.ratio is None else abs(math.log(one.ratio))
-
-
-def _of(rule: str, one: Difference, message: str, remedy: str) -> Finding:
+def _finding(check: str, difference: Difference, message: str, remedy: str) -> Finding:
     return Finding(
-        rule=rule,
-        name=one.quantity,
+        rule=check,
+        name=difference.quantity,
         severity="error",
-        site=one.place if one.place != Place() else None,
-        metric=one.quantity,
-        value=one.value,
-        expected=one.baseline,
+        site=difference.place if difference.place != Place() else None,
+        metric=difference.quantity,
+        value=difference.value,
+        expected=difference.baseline,
         message=message,
         remedy=remedy,
     )
 
 
-def finding_set(base: Sequence[Finding], other: Sequence[Finding], by_chance: Callable[[str], float]) -> list[Finding]:
-    """Say which errors and warnings were won, and which findings lost; these are a note.
+def rule_findings(base: Sequence[Finding], other: Sequence[Finding], accepted_factor: Callable[[str], float]) -> list[Finding]:
+    """Report errors and warnings of the rules that are new, and, as a note, findings that are gone.
 
     Parameters
     ----------
     base, other
-        What the rules found in the two runs.
-    by_chance
-        The factor by which a number may differ by chance or by the tolerance of all numbers: a finding whose value lies that
-        near to its limit is a note, since what passes may make it or not. What parameters start from is known, however it is
-        drawn.
+        The findings of the rules in the two runs.
+    accepted_factor
+        The factor by which a metric may differ by chance or by the tolerance. A new finding whose value is that near to its
+        limit is a note, since an accepted change may have caused it. Findings on initial values (PC1xx) are always errors.
     """
-    won, lost = won_and_lost(base, other)
-    findings = []
-    for one in won:
-        if one.severity == "note":
-            continue
-        marginal = not one.rule.startswith("PC1") and _marginal(one, by_chance(one.metric))
-        more = " Its value lies nearer to the limit than what the tolerances let pass." if marginal else ""
-        findings.append(
-            dataclasses.replace(
-                one,
-                rule="gate-findings",
-                name=one.rule,
-                severity="note" if marginal else "error",
-                message=f"New {one.severity} {one.rule} {one.name}: {one.message}{more}",
-                also=(),
-            )
-        )
-    if lost:
-        counted = Counter(f"{one.rule} {one.name}" for one in lost)
-        names = ", ".join(f"{name} ({amount} times)" if amount > 1 else name for name, amount in counted.items())
-        findings.append(
-            Finding(
-                rule="gate-findings",
-                name="lost",
-                severity="note",
-                site=lost[0].site,
-                metric=lost[0].metric,
-                value=None,
-                expected=lost[0].value,
-                message=f"No longer found: {names}.",
-                remedy="Make the baseline again with --update-baseline, so that it stays so.",
-            )
-        )
-    return findings
+    new, gone = new_and_gone(base, other)
+    findings = [_new_finding(finding, accepted_factor) for finding in new if finding.severity != "note"]
+    return [*findings, _gone_finding(gone)] if gone else findings
 
 
-def _marginal(finding: Finding, widest: float) -> bool:
+def _new_finding(finding: Finding, accepted_factor: Callable[[str], float]) -> Finding:
+    marginal = not finding.rule.startswith("PC1") and _is_marginal(finding, accepted_factor(finding.metric))
+    note = " It does not fail the gate, since its value is within the tolerance of the rule's limit." if marginal else ""
+    return dataclasses.replace(
+        finding,
+        rule="gate-findings",
+        name=finding.rule,
+        severity="note" if marginal else "error",
+        message=f"New {finding.severity} {finding.rule} {finding.name}: {finding.message}{note}",
+        also=(),
+    )
+
+
+def _gone_finding(gone: Sequence[Finding]) -> Finding:
+    amounts = Counter(f"{finding.rule} {finding.name}" for finding in gone)
+    names = ", ".join(f"{name} ({amount} times)" if amount > 1 else name for name, amount in amounts.items())
+    return Finding(
+        rule="gate-findings",
+        name="lost",
+        severity="note",
+        site=gone[0].site,
+        metric=gone[0].metric,
+        value=None,
+        expected=gone[0].value,
+        message=f"No longer found: {names}.",
+        remedy="Update the baseline with --update-baseline, so that the gate fails if they come back.",
+    )
+
+
+def _is_marginal(finding: Finding, factor: float) -> bool:
+    """Whether the value of a finding is within a factor of its limit."""
     value, limit = finding.value, finding.expected
     if not isinstance(value, int | float) or not isinstance(limit, int | float):
         return False
-    return 0 < value < math.inf and 0 < limit < math.inf and abs(math.log(value / limit)) <= math.log(widest)
-
-
-def won_and_lost(base: Sequence[Finding], other: Sequence[Finding]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Return the findings that only ``other`` has, and those that only ``base`` has.
-
-    Two are the same if rule and place agree; what is left, if rule and kind of sublayer do; then if the rule does: which of
-    many like blocks a finding names is a matter of chance.
-    """
-    gone, come = list(base), list(other)
-    keys: tuple[Callable[[Finding], object], ...] = (
-        lambda one: (one.rule, one.site and (one.site.block, one.site.sublayer, one.site.parameter)),
-        lambda one: (one.rule, one.site and (one.site.block, one.site.sublayer)),
-        lambda one: (one.rule, one.site and one.site.sublayer),
-        lambda one: one.rule,
-    )
-    for key in keys:
-        free: dict[object, list[Finding]] = defaultdict(list)
-        for one in gone:
-            free[key(one)].append(one)
-        still = [one for one in come if not free[key(one)] or not free[key(one)].pop(0)]
-        come, gone = still, [one for some in free.values() for one in some]
-    return tuple(come), tuple(gone)
+    return 0 < value < math.inf and 0 < limit < math.inf and abs(math.log(value / limit)) <= math.log(factor)

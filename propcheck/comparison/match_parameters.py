@@ -1,4 +1,4 @@
-"""Which parameters of two runs are the same: by name, else by their place in the model, also where they were fused."""
+"""Match the parameters of two runs by name, else by place in the model, including parameters that were fused or split."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ if TYPE_CHECKING:
     from propcheck.comparison.match_sites import SitePair
     from propcheck.records import ParameterRecord
 
+# How far the largest magnitude, in standard deviations, and the mean, in standard errors, of one draw may move when it is
+# rescaled. Rounding to half precision moved the first by 1.5/256 at most. Two independent draws of a tensor agree within 3/256
+# in the first one time in seven, and within 0.1 in the second one time in eighteen.
+_FULL_PRECISION = {"float32", "float64"}
+_ABSMAX_MOVES, _ABSMAX_MOVES_IN_HALF = 1e-3, 3 / 256
+_MEAN_MOVES = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterPair:
-    """One parameter in two runs. ``named`` says that both have the same name, so that its draws are paired too."""
+    """One parameter in two runs; ``same_name`` says whether the names agree, and with them the random draws."""
 
     base: ParameterRecord
     other: ParameterRecord
-    named: bool
+    same_name: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterPairing:
-    """The parameters of two runs, put together.
+class ParameterMatching:
+    """The matched parameters of two runs.
 
     Attributes
     ----------
     pairs
-        Those that are in both, under the same name or as the only one of a shape and role at a place.
+        Parameters of the same name, and those that are the only one of their role and shape at a place.
     regrouped
-        Those that are in both in another arrangement: as many elements at one place, such as queries, keys and values in one.
+        Parameters of the base run whose place has equally many elements in other tensors, such as fused queries, keys and
+        values.
     missing, new
-        The others, of the base and of the other run.
+        The rest of the base run, and of the other run.
     """
 
     pairs: tuple[ParameterPair, ...]
@@ -43,95 +51,101 @@ class ParameterPairing:
     new: tuple[ParameterRecord, ...]
 
 
-def pair_parameters(
+def match_parameters(
     base: Sequence[ParameterRecord], other: Sequence[ParameterRecord], sites: Sequence[SitePair]
-) -> ParameterPairing:
-    """Put together the trained and frozen parameters of two runs; buffers are none.
+) -> ParameterMatching:
+    """Match trained and frozen parameters; buffers are left out.
 
     Parameters
     ----------
     base, other
         The rows of ``parameters.parquet``.
     sites
-        The sites that belong together: a parameter whose name is not in both is looked for in the same branch.
+        The matched sites: a parameter without a partner of its name is looked for in the same branch.
     """
-    mine = [one for one in base if one.kind == "parameter"]
-    theirs = [one for one in other if one.kind == "parameter"]
-    by_name = {alias: one for one in theirs for alias in one.name.split(" = ")}
-    pairs: list[ParameterPair] = []
-    taken: set[str] = set()
-    rest: list[ParameterRecord] = []
-    for one in mine:
-        found = next((by_name[alias] for alias in one.name.split(" = ") if alias in by_name), None)
-        if found is None or found.name in taken or found.shape != one.shape:
-            rest.append(one)
-        else:
-            pairs.append(ParameterPair(one, found, named=True))
-            taken.add(found.name)
-    left = [one for one in theirs if one.name not in taken]
-    same = {pair.other.site: pair.base.site for pair in sites if pair.base is not None and pair.other is not None}
-    groups: dict[object, tuple[list[ParameterRecord], list[ParameterRecord]]] = defaultdict(lambda: ([], []))
-    for one in rest:
-        groups[one.site, one.requires_grad][0].append(one)
-    for one in left:
-        where = None if one.site is None else same.get(one.site, ("new", one.site))
-        groups[where, one.requires_grad][1].append(one)
+    base = [parameter for parameter in base if parameter.kind == "parameter"]
+    other = [parameter for parameter in other if parameter.kind == "parameter"]
+    pairs, unmatched, other_unmatched = _match_by_name(base, other)
     regrouped: list[ParameterRecord] = []
     missing: list[ParameterRecord] = []
     new: list[ParameterRecord] = []
-    for ours, others in groups.values():
-        alike = _alike(ours, others)
-        pairs += [ParameterPair(one, two, named=False) for one, two in alike]
-        paired = {id(one) for pair in alike for one in pair}
-        gone, come = ([one for one in side if id(one) not in paired] for side in (ours, others))
-        if sum(one.numel for one in gone) == sum(one.numel for one in come):
-            regrouped += gone
+    for group, other_group in _by_place(unmatched, other_unmatched, sites):
+        matched = _match_by_role_and_shape(group, other_group)
+        pairs += matched
+        paired = {id(parameter) for pair in matched for parameter in (pair.base, pair.other)}
+        rest, other_rest = ([each for each in side if id(each) not in paired] for side in (group, other_group))
+        if sum(parameter.numel for parameter in rest) == sum(parameter.numel for parameter in other_rest):
+            regrouped += rest
         else:
-            missing += gone
-            new += come
-    return ParameterPairing(tuple(pairs), tuple(regrouped), tuple(missing), tuple(new))
+            missing += rest
+            new += other_rest
+    return ParameterMatching(tuple(pairs), tuple(regrouped), tuple(missing), tuple(new))
 
 
-def _alike(ours: Sequence[ParameterRecord], others: Sequence[ParameterRecord]) -> list[tuple[ParameterRecord, ParameterRecord]]:
-    """Match what is the only one of its role and shape on both sides."""
+def _match_by_name(
+    base: Sequence[ParameterRecord], other: Sequence[ParameterRecord]
+) -> tuple[list[ParameterPair], list[ParameterRecord], list[ParameterRecord]]:
+    """Return the pairs of the same name and shape, and what is left of either run. Tied parameters have several names."""
+    by_name = {name: parameter for parameter in other for name in parameter.name.split(" = ")}
+    pairs: list[ParameterPair] = []
+    taken: set[str] = set()
+    unmatched: list[ParameterRecord] = []
+    for parameter in base:
+        partner = next((by_name[name] for name in parameter.name.split(" = ") if name in by_name), None)
+        if partner is None or partner.name in taken or partner.shape != parameter.shape:
+            unmatched.append(parameter)
+        else:
+            pairs.append(ParameterPair(parameter, partner, same_name=True))
+            taken.add(partner.name)
+    return pairs, unmatched, [parameter for parameter in other if parameter.name not in taken]
 
-    def only(records: Sequence[ParameterRecord]) -> dict[object, ParameterRecord]:
-        amounts = Counter((one.role, one.shape) for one in records)
-        return {(one.role, one.shape): one for one in records if amounts[one.role, one.shape] == 1}
 
-    mine, theirs = only(ours), only(others)
-    return [(mine[key], theirs[key]) for key in mine if key in theirs]
+def _by_place(
+    base: Sequence[ParameterRecord], other: Sequence[ParameterRecord], sites: Sequence[SitePair]
+) -> list[tuple[list[ParameterRecord], list[ParameterRecord]]]:
+    """Group the parameters of both runs by site and by whether they are trained."""
+    base_site = {pair.other.site: pair.base.site for pair in sites if pair.base is not None and pair.other is not None}
+    groups: dict[object, tuple[list[ParameterRecord], list[ParameterRecord]]] = defaultdict(lambda: ([], []))
+    for parameter in base:
+        groups[parameter.site, parameter.requires_grad][0].append(parameter)
+    for parameter in other:
+        place = None if parameter.site is None else base_site.get(parameter.site, ("new", parameter.site))
+        groups[place, parameter.requires_grad][1].append(parameter)
+    return list(groups.values())
 
 
-def redrawn(pairing: ParameterPairing) -> tuple[int, int]:
-    """Count the parameters whose values are other draws, of how many: those of other names, and those that no scale explains.
+def _match_by_role_and_shape(base: Sequence[ParameterRecord], other: Sequence[ParameterRecord]) -> list[ParameterPair]:
+    """Match parameters that are the only one of their role and shape in both groups."""
 
-    Weights are drawn from their names, so that a run of the same code has the same draws, and one that scales them (another
-    std) has the same up to a factor.
+    def unique(parameters: Sequence[ParameterRecord]) -> dict[object, ParameterRecord]:
+        amounts = Counter((parameter.role, parameter.shape) for parameter in parameters)
+        return {(each.role, each.shape): each for each in parameters if amounts[each.role, each.shape] == 1}
+
+    candidates, partners = unique(base), unique(other)
+    return [ParameterPair(candidates[key], partners[key], same_name=False) for key in candidates if key in partners]
+
+
+def count_redrawn(parameters: ParameterMatching) -> tuple[int, int]:
+    """Count the random parameters with other draws in the second run, and all random parameters.
+
+    A weight is drawn from its name. So the same code has the same draws, and code with another std has them up to a factor;
+    renamed parameters have new draws.
     """
-    drawn = [pair for pair in pairing.pairs if pair.base.std]
-    others = [pair for pair in drawn if not (pair.named and _same_draw(pair.base, pair.other))]
-    regrouped = sum(bool(one.std) for one in pairing.regrouped)
-    return len(others) + regrouped, len(drawn) + regrouped
+    random = [pair for pair in parameters.pairs if pair.base.std]
+    redrawn = [pair for pair in random if not (pair.same_name and _is_same_draw(pair.base, pair.other))]
+    regrouped = sum(bool(parameter.std) for parameter in parameters.regrouped)
+    return len(redrawn) + regrouped, len(random) + regrouped
 
 
-# By chance two draws of a tensor agree in the first to 3/256 in one of seven, and in the second in one of eighteen.
-_FARTHEST = {"float32": 1e-3, "float64": 1e-3}
-_FARTHEST_IN_HALF = 3 / 256
-_MEAN = 0.1
+def _is_same_draw(base: ParameterRecord, other: ParameterRecord) -> bool:
+    """Whether two tensors are equal up to a factor; true if one is constant.
 
-
-def _same_draw(base: ParameterRecord, other: ParameterRecord) -> bool:
-    """Whether two tensors are one up to a factor.
-
-    Then their largest values lie equally many standard deviations out, and their means equally many standard errors off. Drawn
-    in half precision, with another scale, a draw rounds otherwise: the first was seen to move by 1.5/256. A constant, or what
-    is not finite, is no draw.
+    Then their largest magnitudes are equally many standard deviations, and their means equally many standard errors.
     """
     if not base.std or not other.std or not base.absmax or not other.absmax:
         return True
     ratio = base.absmax / base.std * other.std / other.absmax
-    farthest = max(_FARTHEST.get(one.dtype, _FARTHEST_IN_HALF) for one in (base, other))
-    means = [one.mean / one.std * math.sqrt(one.numel) for one in (base, other) if one.mean is not None and one.std]
-    moved = abs(means[0] - means[1]) if len(means) == 2 else 0.0
-    return not abs(ratio - 1) > farthest and not moved > _MEAN  # NaN is no draw
+    limit = max(_ABSMAX_MOVES if each.dtype in _FULL_PRECISION else _ABSMAX_MOVES_IN_HALF for each in (base, other))
+    means = [each.mean / each.std * math.sqrt(each.numel) for each in (base, other) if each.mean is not None and each.std]
+    mean_moved = abs(means[0] - means[1]) if len(means) == 2 else 0.0
+    return not abs(ratio - 1) > limit and not mean_moved > _MEAN_MOVES  # written so that NaN counts as the same draw

@@ -1,7 +1,6 @@
-"""Which sites of two runs are the same: by block and kind of sublayer, whatever the modules are called.
+"""Match the sites of two runs by block and kind of sublayer, whatever the modules are called.
 
-Names are what a refactoring changes, so they decide nothing here; the place in the model does. What is left over on one side
-is new or missing.
+Refactoring changes names, so they decide nothing here; the place in the model does. A site without a partner is missing or new.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from propcheck.formatting import places
 
@@ -19,209 +18,263 @@ if TYPE_CHECKING:
 
     from propcheck.records import SiteRecord
 
-# A part that was taken out of a pattern of blocks can be placed where the pattern leaves it no more room than this.
-_LEAST_ROOM = 4
+# Blocks removed from a repeating pattern of kinds are located only if the pattern leaves fewer candidates than this.
+_AMBIGUOUS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SitePair:
-    """One residual addition in two runs; on one side None where that one lacks it."""
+    """One residual addition in two runs; None for a run that lacks it."""
 
     base: SiteRecord | None
     other: SiteRecord | None
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
-    """The sites of two runs, put together.
+class SiteMatching:
+    """The matched sites of two runs.
 
     Attributes
     ----------
     pairs
-        In forward order. With ``relative`` those of the shallower model, each beside the nearest of like kinds in the other.
+        In forward order. If ``relative``: the sites of the shallower model, each with its counterpart in the deeper one.
     relative
-        Whether blocks were matched by their relative depth, as the models have different numbers of them.
-    notes
-        Sentences: which blocks or sublayers one of the two lacks.
+        Whether blocks were matched by relative depth, since the models have different numbers of blocks.
+    block_notes, sublayer_notes
+        Sentences that name the blocks, and the sublayers of a matched block, that one run lacks.
     """
 
     pairs: tuple[SitePair, ...]
-    relative: bool
-    notes: tuple[str, ...]
+    relative: bool = False
+    block_notes: tuple[str, ...] = ()
+    sublayer_notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes."""
+        return (*self.block_notes, *self.sublayer_notes)
+
+    @property
+    def common(self) -> list[tuple[SiteRecord, SiteRecord]]:
+        """The pairs that are in both runs."""
+        return [(pair.base, pair.other) for pair in self.pairs if pair.base is not None and pair.other is not None]
+
+    @property
+    def missing(self) -> list[SiteRecord]:
+        """Sites that only the base run has."""
+        return [pair.base for pair in self.pairs if pair.base is not None and pair.other is None]
+
+    @property
+    def new(self) -> list[SiteRecord]:
+        """Sites that only the other run has."""
+        return [pair.other for pair in self.pairs if pair.base is None and pair.other is not None]
 
 
-_Block = tuple[int | None, tuple["SiteRecord", ...]]
+class _Block(NamedTuple):
+    """The consecutive sites of one block; ``number`` is None outside the blocks."""
+
+    number: int | None
+    sites: tuple[SiteRecord, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(site.sublayer for site in self.sites)
 
 
-def pair_sites(
+_BlockPair = tuple[_Block | None, _Block | None]
+
+
+def match_sites(
     base: Sequence[SiteRecord], other: Sequence[SiteRecord], *, by_number: bool = False, names: tuple[str, str] = ("A", "B")
-) -> Pairing:
-    """Put together the sites of two runs.
+) -> SiteMatching:
+    """Match the sites of two runs.
 
     Parameters
     ----------
     base, other
-        One record a site, in forward order.
+        One record per site, in forward order.
     by_number
-        Match blocks by their numbers also where the models have different numbers of them: what is beyond is new or missing.
+        Match blocks by number even if the models have different numbers of blocks; the surplus is missing or new.
     names
-        What notes call the two.
+        Names of the two runs in notes.
     """
     blocks, others = _blocks(base), _blocks(other)
-    if _unnumbered(blocks) != _unnumbered(others):  # the blocks of one of them could not be told
-        return Pairing(tuple(_within(base, other)), relative=False, notes=())
-    matched, relative = _matched(blocks, others, by_number=by_number)
-    pairs = [pair for one, two in matched for pair in _within(one[1] if one else (), two[1] if two else ())]
-    notes = [*_lacking(matched, names), *_lacking_sublayers(matched, names)]
-    if relative:
-        notes.insert(
-            0, f"{names[0]} has {len(blocks)} blocks and {names[1]} {len(others)}: compared at the same relative depth."
-        )
-    return Pairing(tuple(pairs), relative, tuple(f"{note[0].upper()}{note[1:]}" for note in notes))
+    if _are_unnumbered(blocks) != _are_unnumbered(others):  # the blocks of one run could not be determined
+        return SiteMatching(tuple(_match_within(base, other)))
+    matched, relative = _match_by_place(blocks, others), False
+    if matched is None and by_number:
+        matched = _match_by_number(blocks, others)
+    if matched is None:
+        matched = _match_by_pattern(blocks, others)
+    if matched is None:
+        matched, relative = _match_by_depth(blocks, others), True
+    depth_note = f"{names[0]} has {len(blocks)} blocks and {names[1]} has {len(others)}: compared at equal relative depth."
+    return SiteMatching(
+        pairs=tuple(pair for one, two in matched for pair in _match_within(one.sites if one else (), two.sites if two else ())),
+        relative=relative,
+        block_notes=(*([_sentence(depth_note)] if relative else []), *_missing_blocks(matched, names)),
+        sublayer_notes=tuple(_missing_sublayers(matched, names)),
+    )
 
 
 def _blocks(sites: Sequence[SiteRecord]) -> list[_Block]:
-    return [(block, tuple(group)) for block, group in itertools.groupby(sites, key=lambda record: record.block)]
+    return [_Block(number, tuple(group)) for number, group in itertools.groupby(sites, key=lambda site: site.block)]
 
 
-def _unnumbered(blocks: Sequence[_Block]) -> bool:
-    return all(number is None for number, _ in blocks)
+def _are_unnumbered(blocks: Sequence[_Block]) -> bool:
+    return all(block.number is None for block in blocks)
 
 
-def _kinds(block: _Block) -> tuple[str, ...]:
-    return tuple(record.sublayer for record in block[1])
+# ------------------------------------------------------------------ blocks
 
 
-def _matched(
-    blocks: Sequence[_Block], others: Sequence[_Block], *, by_number: bool
-) -> tuple[list[tuple[_Block | None, _Block | None]], bool]:
-    numbers, their = [number for number, _ in blocks], [number for number, _ in others]
-    # A block that was left out keeps its number free: both reach from the same first to the same last.
-    same_ends = bool(numbers and their) and (numbers[0], numbers[-1]) == (their[0], their[-1])
+def _match_by_place(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_BlockPair] | None:
+    """Match blocks where counts, numbers or module paths leave no doubt; None if they do."""
+    # A removed block leaves a gap in the numbers: both runs have the same first and the same last number.
+    same_ends = bool(blocks and others) and (blocks[0].number, blocks[-1].number) == (others[0].number, others[-1].number)
     if len(blocks) == len(others) or same_ends:
-        return _joined(blocks, others), False
-    if (left_out := _left_out(blocks, others)) is not None:
-        return left_out, False
-    if by_number:
-        return _joined(blocks, others), False
-    if (taken := _taken_out(blocks, others)) is not None:
-        start, amount = taken
-        return [(one, None) if start <= i < start + amount else (one, others[i if i < start else i - amount])
-                for i, one in enumerate(blocks)], False  # fmt: skip
-    if (taken := _taken_out(others, blocks)) is not None:
-        start, amount = taken
-        return [(None, two) if start <= i < start + amount else (blocks[i if i < start else i - amount], two)
-                for i, two in enumerate(others)], False  # fmt: skip
-    if len(blocks) <= len(others):
-        return [(one, others[j]) for one, j in zip(blocks, _nearest(blocks, others), strict=True)], True
-    return [(blocks[j], two) for two, j in zip(others, _nearest(others, blocks), strict=True)], True
+        return _match_by_number(blocks, others)
+    return _match_by_path(blocks, others)
 
 
-def _left_out(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[tuple[_Block | None, _Block | None]] | None:
-    """Match by the numbers in the modules' paths, where they say that blocks in the middle of one model were left out."""
-    mine, theirs = _path_numbers(blocks), _path_numbers(others)
-    if not mine or not theirs or (mine[0], mine[-1]) != (theirs[0], theirs[-1]):
-        return None
-    if not (set(mine) <= set(theirs) or set(theirs) <= set(mine)):
-        return None
-    ours, other = dict(zip(mine, blocks, strict=True)), dict(zip(theirs, others, strict=True))
-    return [(ours.get(number), other.get(number)) for number in sorted({*mine, *theirs})]
+def _match_by_number(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_BlockPair]:
+    """Match by number; repeated numbers (several groups of sites outside the blocks) in order."""
+    keyed, others_keyed = _by_occurrence(blocks), _by_occurrence(others)
+    keys = list(keyed)
+    if not set(others_keyed) <= set(keyed):
+        keys = sorted({*keyed, *others_keyed}, key=lambda key: (key[0] is None, key))
+    return [(keyed.get(key), others_keyed.get(key)) for key in keys]
 
 
-def _path_numbers(blocks: Sequence[_Block]) -> list[int]:
-    """Return the number in the path of each block's modules, ``layers.6.attn``; none unless all have one and they rise."""
-    found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", block[1][0].module or "") for block in blocks]
-    numbers = [int(match[1]) for match in found if match is not None]
-    rising = all(one < two for one, two in itertools.pairwise(numbers))
-    return numbers if rising and len(numbers) == len(blocks) else []
-
-
-def _joined(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[tuple[_Block | None, _Block | None]]:
-    """Match by number; blocks of one number (several runs of sites outside the blocks) in their order."""
-    mine, theirs = _keyed(blocks), _keyed(others)
-    order = list(mine) if set(theirs) <= set(mine) else sorted({*mine, *theirs}, key=lambda key: (key[0] is None, key))
-    return [(mine.get(key), theirs.get(key)) for key in order]
-
-
-def _keyed(blocks: Sequence[_Block]) -> dict[tuple[int | None, int], _Block]:
+def _by_occurrence(blocks: Sequence[_Block]) -> dict[tuple[int | None, int], _Block]:
+    """Key blocks by number and by how often the number occurred before."""
     seen: Counter[int | None] = Counter()
     keyed: dict[tuple[int | None, int], _Block] = {}
     for block in blocks:
-        keyed[block[0], seen[block[0]]] = block
-        seen[block[0]] += 1
+        keyed[block.number, seen[block.number]] = block
+        seen[block.number] += 1
     return keyed
 
 
-def _taken_out(longer: Sequence[_Block], shorter: Sequence[_Block]) -> tuple[int, int] | None:
-    """Say from which block on how many were taken out of a pattern, where the pattern tells: (index, amount)."""
+def _match_by_path(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_BlockPair] | None:
+    """Match by the numbers in module paths, if they show that blocks were removed from the middle of one model."""
+    numbers, other_numbers = _path_numbers(blocks), _path_numbers(others)
+    if not numbers or not other_numbers or (numbers[0], numbers[-1]) != (other_numbers[0], other_numbers[-1]):
+        return None
+    if not (set(numbers) <= set(other_numbers) or set(other_numbers) <= set(numbers)):
+        return None
+    keyed, others_keyed = dict(zip(numbers, blocks, strict=True)), dict(zip(other_numbers, others, strict=True))
+    return [(keyed.get(number), others_keyed.get(number)) for number in sorted({*numbers, *other_numbers})]
+
+
+def _path_numbers(blocks: Sequence[_Block]) -> list[int]:
+    """Return the number in each block's module path, ``layers.6.attn``; empty unless all have one and they increase."""
+    matches = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", block.sites[0].module or "") for block in blocks]
+    numbers = [int(match[1]) for match in matches if match is not None]
+    increasing = all(number < following for number, following in itertools.pairwise(numbers))
+    return numbers if increasing and len(numbers) == len(blocks) else []
+
+
+def _match_by_pattern(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_BlockPair] | None:
+    """Match by the pattern of kinds, if it shows which blocks were removed from one model."""
+    if (removed := _removed_range(blocks, others)) is not None:
+        return [(block, other) for block, other in zip(blocks, _with_gap(others, removed), strict=True)]
+    if (removed := _removed_range(others, blocks)) is not None:
+        return [(block, other) for block, other in zip(_with_gap(blocks, removed), others, strict=True)]
+    return None
+
+
+def _with_gap(blocks: Sequence[_Block], gap: range) -> list[_Block | None]:
+    return [*blocks[: gap.start], *[None] * len(gap), *blocks[gap.start :]]
+
+
+def _removed_range(longer: Sequence[_Block], shorter: Sequence[_Block]) -> range | None:
+    """Return the indices of the blocks of ``longer`` that ``shorter`` lacks; None if the pattern does not show them."""
     amount = len(longer) - len(shorter)
     if not 0 < amount <= len(longer) // 4:
         return None
-    a, b = [_kinds(one) for one in longer], [_kinds(one) for one in shorter]
-    before = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))
-    after = next((i for i, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=False)) if x != y), len(b))
-    # It began after block `first` - 1 at the earliest and before block `before` at the latest.
-    first = len(b) - after
-    return (max(first, 0), amount) if first <= before and before - first < _LEAST_ROOM and before < len(b) else None
+    kinds, shorter_kinds = [block.kinds for block in longer], [block.kinds for block in shorter]
+    prefix = _common_prefix(kinds, shorter_kinds)
+    suffix = _common_prefix(kinds[::-1], shorter_kinds[::-1])
+    earliest = len(shorter) - suffix
+    if earliest <= prefix < len(shorter) and prefix - earliest < _AMBIGUOUS:
+        return range(max(earliest, 0), max(earliest, 0) + amount)
+    return None
 
 
-def _nearest(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[int]:
-    """Return for each block the index of the nearest of ``others`` in relative depth, of like kinds if there is one."""
+def _common_prefix(kinds: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) -> int:
+    """Return how many leading elements are equal; all of ``others`` if none differs."""
+    return next((i for i, (kind, other) in enumerate(zip(kinds, others, strict=False)) if kind != other), len(others))
 
-    def at(index: int, amount: int) -> float:
-        return index / max(amount - 1, 1)
 
-    found = []
+def _match_by_depth(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_BlockPair]:
+    """Match each block of the shallower model with the nearest one in relative depth."""
+    if len(blocks) <= len(others):
+        return list(zip(blocks, _nearest(blocks, others), strict=True))
+    return list(zip(_nearest(others, blocks), others, strict=True))
+
+
+def _nearest(blocks: Sequence[_Block], others: Sequence[_Block]) -> list[_Block]:
+    """Return for each block the nearest of ``others`` in relative depth, of the same kinds if there is one."""
+
+    def distance(index: int, other_index: int) -> float:
+        return abs(other_index / max(len(others) - 1, 1) - index / max(len(blocks) - 1, 1))
+
+    nearest = []
     for i, block in enumerate(blocks):
-        alike = [j for j, two in enumerate(others) if _kinds(two) == _kinds(block)] or range(len(others))
-        found.append(min(alike, key=lambda j: abs(at(j, len(others)) - at(i, len(blocks)))))
-    return found
+        candidates = [j for j, other in enumerate(others) if other.kinds == block.kinds] or range(len(others))
+        nearest.append(others[min(candidates, key=lambda j, i=i: distance(i, j))])
+    return nearest
 
 
-def _within(base: Sequence[SiteRecord], other: Sequence[SiteRecord]) -> list[SitePair]:
-    """Match the sites of one block: by kind, or, where the two differ in kinds and not in number, in their order."""
-    kinds, others = Counter(one.sublayer for one in base), Counter(one.sublayer for one in other)
-    if kinds != others and len(base) == len(other):
-        return [SitePair(one, two) for one, two in zip(base, other, strict=True)]
+# ------------------------------------------------------------------ sites of one block
+
+
+def _match_within(base: Sequence[SiteRecord], other: Sequence[SiteRecord]) -> list[SitePair]:
+    """Match the sites of one block by kind; in order if the kinds differ and the numbers of sites do not."""
+    if len(base) == len(other) and Counter(site.sublayer for site in base) != Counter(site.sublayer for site in other):
+        return [SitePair(site, other_site) for site, other_site in zip(base, other, strict=True)]
     free: dict[str, list[SiteRecord]] = defaultdict(list)
-    for record in other:
-        free[record.sublayer].append(record)
-    pairs = [SitePair(one, free[one.sublayer].pop(0) if free[one.sublayer] else None) for one in base]
+    for site in other:
+        free[site.sublayer].append(site)
+    pairs = [SitePair(site, free[site.sublayer].pop(0) if free[site.sublayer] else None) for site in base]
     taken = {id(pair.other) for pair in pairs}
-    for index, record in enumerate(other):  # each goes after the one that comes before it
-        if id(record) not in taken:
-            before = {id(one) for one in other[:index]}
-            place = max((i + 1 for i, pair in enumerate(pairs) if id(pair.other) in before), default=0)
-            pairs.insert(place, SitePair(None, record))
-            taken.add(id(record))
+    for index, site in enumerate(other):
+        if id(site) not in taken:  # insert it after the sites that precede it
+            preceding = {id(earlier) for earlier in other[:index]}
+            position = max((i + 1 for i, pair in enumerate(pairs) if id(pair.other) in preceding), default=0)
+            pairs.insert(position, SitePair(None, site))
+            taken.add(id(site))
     return pairs
 
 
-def _lacking(matched: Sequence[tuple[_Block | None, _Block | None]], names: tuple[str, str]) -> list[str]:
+# ------------------------------------------------------------------ notes
+
+
+def _missing_blocks(matched: Sequence[_BlockPair], names: tuple[str, str]) -> list[str]:
     notes = []
     for side, (name, present) in enumerate(zip(names, reversed(names), strict=True)):
         missing = [pair[1 - side] for pair in matched if pair[side] is None]
-        numbers = [block[0] for block in missing if block is not None and block[0] is not None]
+        numbers = [block.number for block in missing if block is not None and block.number is not None]
         if numbers:
-            listed = places("block", numbers) if numbers[-1] - numbers[0] == len(numbers) - 1 else (
-                f"blocks {', '.join(map(str, numbers))}"
-            )  # fmt: skip
-            notes.append(f"{name} lacks {listed} of {present}.")
+            contiguous = numbers[-1] - numbers[0] == len(numbers) - 1
+            listed = places("block", numbers) if contiguous else f"blocks {', '.join(map(str, numbers))}"
+            notes.append(_sentence(f"{name} lacks {listed} of {present}."))
     return notes
 
 
-def _lacking_sublayers(matched: Sequence[tuple[_Block | None, _Block | None]], names: tuple[str, str]) -> list[str]:
+def _missing_sublayers(matched: Sequence[_BlockPair], names: tuple[str, str]) -> list[str]:
     notes = []
-    for one, two in matched:
-        if one is None or two is None:
+    for block, other in matched:
+        if block is None or other is None:
             continue
-        pairs = _within(one[1], two[1])
-        for name, present, records in (
-            (names[1], names[0], [pair.base for pair in pairs if pair.other is None]),
-            (names[0], names[1], [pair.other for pair in pairs if pair.base is None]),
-        ):
-            for record in records:
-                assert record is not None
-                where = "" if record.block is None else f" of block {record.block}"
-                notes.append(f"{name} lacks the {record.sublayer}{where} of {present} (site {record.site}).")
+        matching = SiteMatching(tuple(_match_within(block.sites, other.sites)))
+        for name, present, sites in ((names[1], names[0], matching.missing), (names[0], names[1], matching.new)):
+            for site in sites:
+                inside = "" if site.block is None else f" of block {site.block}"
+                notes.append(_sentence(f"{name} lacks the {site.sublayer}{inside} of {present} (site {site.site})."))
     return notes
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"

@@ -1,4 +1,4 @@
-"""Where things are in the forward pass, and where a change begins."""
+"""Places in a model: of a site, of a parameter, in words, and in the order of the forward pass."""
 
 from __future__ import annotations
 
@@ -7,74 +7,54 @@ from typing import TYPE_CHECKING
 from propcheck.records import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from propcheck.comparison.differences import Deviations
-    from propcheck.comparison.match_sites import SitePair
     from propcheck.records import ParameterRecord, Run, SiteRecord
 
 
-def positions(run: Run) -> dict[str, int]:
-    """Say of each parameter at which site of the forward pass it stands: before them all -1, behind them their number.
+def site_place(site: SiteRecord) -> Place:
+    """Return the place of a site."""
+    return Place(site.site, site.block, site.sublayer, site.module)
 
-    One of a block that is in no branch stands at the end of its block. Outside of the blocks it stands where the parameters
-    before it do, as a model defines them; the head, and whatever else comes after the last branch, behind all sites.
+
+def parameter_place(parameter: ParameterRecord) -> Place:
+    """Return the place of a parameter."""
+    return Place(parameter.site, parameter.block, parameter.sublayer, None, parameter.name)
+
+
+def describe_place(place: Place) -> str:
+    """Name a place: ``site 11 (mlp of block 5, layers.5.mlp)``."""
+    if place.parameter is not None:
+        return place.parameter
+    if place.site is None:
+        return "the whole model"
+    sublayer = place.sublayer or "update"
+    inside = sublayer if place.block is None else f"{sublayer} of block {place.block}"
+    return f"site {place.site} ({inside}{f', {place.module}' if place.module else ''})"
+
+
+def parameter_positions(run: Run) -> dict[str, int]:
+    """Return the position of each parameter in the forward pass, in site numbers.
+
+    The embedding is at -1. A parameter of a block but of no branch is at the last site of its block. One outside the blocks is
+    where the parameters defined before it are, or, if no branch or block follows, after all sites, as the head is.
     """
-    places: dict[str, int] = {}
-    ends = {one.block: one.site for one in run.sites if one.block is not None}
-    reached, behind = -1, max((one.site for one in run.sites), default=-1) + 1
-    outside: list[str] = []  # since the last parameter of a branch or block
-    for one in run.parameters:
-        if one.role == "embedding":
-            places[one.name] = -1
-        elif one.site is not None:
-            places[one.name] = one.site
-        elif one.block is not None:
-            places[one.name] = max((site for block, site in ends.items() if block <= one.block), default=-1)
+    positions: dict[str, int] = {}
+    last_sites = {site.block: site.site for site in run.sites if site.block is not None}
+    reached, after_all = -1, max((site.site for site in run.sites), default=-1) + 1
+    trailing: list[str] = []  # parameters outside the blocks since the last one of a branch or block
+    for parameter in run.parameters:
+        if parameter.role == "embedding":
+            positions[parameter.name] = -1
+        elif parameter.site is not None:
+            positions[parameter.name] = parameter.site
+        elif parameter.block is not None:
+            positions[parameter.name] = max(
+                (site for block, site in last_sites.items() if block <= parameter.block), default=-1
+            )
         else:
-            places[one.name] = reached
-            outside.append(one.name)
+            positions[parameter.name] = reached
+            trailing.append(parameter.name)
             continue
-        reached = max(reached, places[one.name])
-        if one.role != "embedding":
-            outside.clear()
-    return {**places, **dict.fromkeys(outside, behind)}
-
-
-def place_of(record: SiteRecord) -> Place:
-    """Return where a site is."""
-    return Place(record.site, record.block, record.sublayer, record.module)
-
-
-def parameter_place(record: ParameterRecord) -> Place:
-    """Return where a parameter is."""
-    return Place(record.site, record.block, record.sublayer, None, record.name)
-
-
-def first_change(deviations: Deviations, pairs: Sequence[SitePair], lone: Sequence[ParameterRecord] = ()) -> Place | None:
-    """Say where the change begins; None where no number differs by more than its tolerance and nothing is on one side alone.
-
-    That is the first place of the forward pass: one that differs at all, where draws and machine are the same, else one beyond
-    its tolerance. Where only gradients changed it is the last place, since they come back from the loss.
-
-    Parameters
-    ----------
-    deviations
-        The numbers that differ.
-    pairs
-        The sites, some of one side alone.
-    lone
-        Parameters of one side alone.
-    """
-    sites = [pair.other or pair.base for pair in pairs if pair.base is None or pair.other is None]
-    alone = [(record.site, place_of(record)) for record in sites if record is not None]
-    alone += [(one.site, parameter_place(one)) for one in lone if one.site is not None]
-    found = [one for one in deviations.found if one.place != Place()]  # the loss is no place
-    if not alone and not deviations.found:
-        return None
-    forward = [(one.position, one.place) for one in found if one.forward]
-    if first := (*alone, *forward, *deviations.moved):
-        # Of the numbers of one site the most exact: a parameter's, if there is one.
-        return min(first, key=lambda one: (one[0], one[1].parameter is None))[1]
-    last = max(found, key=lambda one: (one.position, one.place.parameter is not None), default=None)
-    return None if last is None else last.place
+        reached = max(reached, positions[parameter.name])
+        if parameter.role != "embedding":
+            trailing.clear()
+    return {**positions, **dict.fromkeys(trailing, after_all)}

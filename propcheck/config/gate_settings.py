@@ -1,4 +1,4 @@
-"""What a gate lets pass: the ``[gate]`` section, and what was given beside it."""
+"""Tolerances from the ``[gate]`` section of a probe, with those of ``--tolerance`` on top."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def read_tolerances(keys: Mapping[str, object], given: Sequence[str] = (), option: str = "--tolerance") -> Tolerances:
-    """Put what was given over the keys of ``[gate]``.
+def read_tolerances(keys: Mapping[str, object], overrides: Sequence[str] = (), option: str = "--tolerance") -> Tolerances:
+    """Read the ``[gate]`` section and apply overrides.
 
     Parameters
     ----------
     keys
         The section of a probe, or of a stored run's settings.
-    given
+    overrides
         Each ``SHARE``, ``QUANTITY=SHARE`` or ``GLOB=SHARE``, as in ``5%``, ``loss=1%``, ``layers.0.*=20%``.
     option
-        What a message calls them.
+        Name of the overrides in error messages.
 
     Raises
     ------
     PropcheckError
-        A share is none, or what it is for is neither a quantity nor a glob.
+        A share is wrong, or its name is neither a quantity nor a glob.
     """
     try:
         section = GateConfig.model_validate(dict(keys))
     except ValidationError as error:
         raise PropcheckError(f"[gate]: {explain(error, GateConfig)[1]}") from error
-    allowed = section.tolerances
-    share, quantities, modules = allowed.share, dict(allowed.quantities), dict(allowed.modules)
-    for one in given:
-        what, equals, value = one.rpartition("=")
+    tolerances = section.tolerances
+    share, quantities, modules = tolerances.share, dict(tolerances.quantities), dict(tolerances.modules)
+    for override in overrides:
+        name, equals, value = override.rpartition("=")
         try:
             parsed = parse_tolerance(value)
         except ValueError as error:
-            raise PropcheckError(f"{option} {one}: {error}") from None
+            raise PropcheckError(f"{option} {override}: {error}") from None
         if not equals:
             share = parsed
-        elif what in typing.get_args(Gated):
-            quantities[what] = parsed  # type: ignore[index]
-        elif any(sign in what for sign in "*?[."):
-            modules[what] = parsed
+        elif name in typing.get_args(Gated):
+            quantities[name] = parsed  # type: ignore[index]
+        elif any(sign in name for sign in "*?[."):
+            modules[name] = parsed
         else:
-            known = ", ".join(typing.get_args(Gated))
-            raise PropcheckError(f"{option} {one}: {what!r} is no quantity ({known}) and no glob, as in 'layers.0.*=20%'")
-    return Tolerances(share, quantities, modules, allowed.floor)
+            names = ", ".join(typing.get_args(Gated))
+            raise PropcheckError(
+                f"{option} {override}: {name!r} is neither a quantity ({names}) nor a glob such as 'layers.0.*'"
+            )
+    return Tolerances(share, quantities, modules, tolerances.floor)

@@ -12,21 +12,21 @@ from propcheck.records.document import dumps, run_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.comparison.compare import Comparison, Contrast
+    from propcheck.comparison.compare import PairwiseComparison, RunComparison
     from propcheck.comparison.differences import Difference
-    from propcheck.comparison.gate import Gate
+    from propcheck.comparison.gate import GateResult
     from propcheck.records import Finding, Run
 
 _ALONG = ("stream_rms", "update_rms", "sum_rms", "update_ratio", "grad_stream_norm", "grad_update_norm", "param_grad_norm")
 
 
-def comparison_to_json(comparison: Comparison) -> str:
+def comparison_to_json(comparison: RunComparison) -> str:
     """Write a comparison: ``runs``, ``contrasts`` (each run against the first) and ``rows`` (all runs along the depth)."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "tolerance": comparison.tolerance,
         "runs": [_run(run, label) for label, run in zip(comparison.labels, comparison.runs, strict=True)],
-        "contrasts": [_contrast(one) for one in comparison.contrasts],
+        "contrasts": [_contrast(contrast) for contrast in comparison.contrasts],
         "rows": [
             {
                 comparison.noun: row.label,
@@ -45,7 +45,7 @@ def comparison_to_json(comparison: Comparison) -> str:
     return dumps(document)
 
 
-def gate_to_json(gate: Gate) -> str:
+def gate_to_json(gate: GateResult) -> str:
     """Write a gate: whether it ``passed``, where the change starts, its findings, and every number outside its tolerance."""
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -58,7 +58,7 @@ def gate_to_json(gate: Gate) -> str:
         "compared": dict(gate.compared),
         "allowed": {name: _range(allowed) for name, allowed in gate.allowed.items()},
         "findings": [dataclasses.asdict(finding) for finding in gate.findings],
-        "differences": [_difference(one) for one in gate.differences],
+        "differences": [_difference(difference) for difference in gate.differences],
         "versions": list(gate.versions),
         "notes": list(gate.notes),
     }
@@ -71,7 +71,7 @@ def _run(run: Run, label: str | None = None) -> dict[str, Any]:
     return {**({} if label is None else {"label": label}), **document.pop("run"), **document}
 
 
-def _contrast(contrast: Contrast) -> dict[str, Any]:
+def _contrast(contrast: PairwiseComparison) -> dict[str, Any]:
     shared = contrast.parameters
     return {
         "run": contrast.label,
@@ -80,21 +80,21 @@ def _contrast(contrast: Contrast) -> dict[str, Any]:
         "settings": [{"key": key, "first": there, "here": here} for key, there, here in contrast.settings],
         "changes": [
             {
-                "quantity": one.quantity,
-                "compared": one.compared,
-                "differing": one.differing,
-                "allowed": _range(one.allowed),
-                "first": None if one.first is None else _difference(one.first),
-                "most": None if one.most is None else _difference(one.most),
+                "quantity": change.quantity,
+                "compared": change.compared,
+                "differing": change.differing,
+                "allowed": _range(change.allowed),
+                "first": None if change.first is None else _difference(change.first),
+                "most": None if change.most is None else _difference(change.most),
             }
-            for one in contrast.changes
+            for change in contrast.changes
         ],
         "parameters": {
             "both": len(shared.pairs) + len(shared.regrouped),
-            "missing": [one.name for one in shared.missing],
-            "new": [one.name for one in shared.new],
+            "missing": [parameter.name for parameter in shared.missing],
+            "new": [parameter.name for parameter in shared.new],
         },
-        "findings": {"won": _listed(contrast.won), "lost": _listed(contrast.lost)},
+        "findings": {"won": _listed(contrast.new_findings), "lost": _listed(contrast.gone_findings)},
         "notes": list(contrast.notes),
     }
 
@@ -104,11 +104,11 @@ def _range(allowed: tuple[float, float]) -> dict[str, float]:
 
 
 def _listed(findings: Sequence[Finding] | None) -> list[dict[str, Any]] | None:
-    return None if findings is None else [dataclasses.asdict(one) for one in findings]
+    return None if findings is None else [dataclasses.asdict(finding) for finding in findings]
 
 
-def _difference(one: Difference) -> dict[str, Any]:
-    place = dataclasses.asdict(one.place)
-    return {"quantity": one.quantity, "how": one.how, **place, **{
-        name: getattr(one, name) for name in ("baseline", "value", "ratio", "tolerance")
+def _difference(difference: Difference) -> dict[str, Any]:
+    place = dataclasses.asdict(difference.place)
+    return {"quantity": difference.quantity, "how": difference.kind, **place, **{
+        name: getattr(difference, name) for name in ("baseline", "value", "ratio", "tolerance")
     }}  # fmt: skip

@@ -5,26 +5,26 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from propcheck.comparison.compare import COMPARED
-from propcheck.comparison.gate_findings import CHECKS, times, where
-from propcheck.formatting import count, number
+from propcheck.comparison.gate_findings import CHECKS
+from propcheck.comparison.places import describe_place
+from propcheck.comparison.quantities import QUANTITIES
+from propcheck.formatting import count, number, times
 from propcheck.records import Finding, Place
 from propcheck.render.results import Check, Results
-from propcheck.render.terminal.changes import label_of
-from propcheck.render.terminal.comparison_table import start_line
+from propcheck.render.terminal.comparison_table import start_sentence
 from propcheck.render.terminal.gate_table import facts
 
 if TYPE_CHECKING:
-    from propcheck.comparison.compare import Comparison, Contrast
+    from propcheck.comparison.compare import PairwiseComparison, RunComparison
     from propcheck.comparison.differences import Difference
-    from propcheck.comparison.gate import Gate
+    from propcheck.comparison.gate import GateResult
     from propcheck.render.source_location import Location
 
-_REMEDY = "A comparison never fails; use `propcheck gate` to fail on a difference."
+_REMEDY = "A comparison never fails. To fail on a difference, use `propcheck gate`."
 
 
-def gate_results(gate: Gate, location: Location | None) -> Results:
-    """Return the results of a gate; errors fail it.
+def gate_results(gate: GateResult, location: Location | None) -> Results:
+    """Return the findings of a gate; errors fail it.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def gate_results(gate: Gate, location: Location | None) -> Results:
     )
 
 
-def comparison_results(comparison: Comparison, location: Location | None) -> Results:
+def comparison_results(comparison: RunComparison, location: Location | None) -> Results:
     """Return the differences between runs as notes, which never fail.
 
     Parameters
@@ -55,9 +55,8 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
     location
         File for annotations to point at.
     """
-    labels = {quantity: label_of(quantity) for quantity in COMPARED}
-    checks = [_check(quantity, label, f"The {label} differs between the runs.") for quantity, label in labels.items()]
-    checks.append(_check("findings", "findings", "A rule has a finding in only one of the runs."))
+    checks = [_check(name, quantity.label, f"The {quantity.phrase} differs.") for name, quantity in QUANTITIES.items()]
+    checks.append(_check("findings", "findings", "A finding is in only one of the runs."))
     return Results(
         command="compare",
         subject=", ".join(run.target for run in comparison.runs),
@@ -65,7 +64,7 @@ def comparison_results(comparison: Comparison, location: Location | None) -> Res
         checks=tuple(checks),
         findings=tuple(finding for contrast in comparison.contrasts for finding in _findings(contrast)),
         failing=(),
-        facts=tuple(start_line(contrast) for contrast in comparison.contrasts),
+        facts=tuple(start_sentence(contrast) for contrast in comparison.contrasts),
     )
 
 
@@ -73,29 +72,29 @@ def _check(key: str, name: str, text: str) -> Check:
     return Check(f"compare-{key}", name, "note", text, text)
 
 
-def _findings(contrast: Contrast) -> list[Finding]:
-    results = []
+def _findings(contrast: PairwiseComparison) -> list[Finding]:
+    found = []
     for change in contrast.changes:
         if change.first is None or change.most is None:
             continue
-        noun = {"grad_norm": "parameter", "loss": "loss"}.get(change.quantity, "site")
-        most = f"; largest at {_described(change.most)}" if change.most is not change.first else ""
-        results.append(
+        quantity = QUANTITIES[change.quantity]
+        most = f"; most at {_described(change.most, contrast.label)}" if change.most is not change.first else ""
+        found.append(
             Finding(
                 rule=f"compare-{change.quantity}",
-                name=label_of(change.quantity),
+                name=quantity.label,
                 severity="note",
                 site=change.first.place if change.first.place != Place() else None,
                 metric=change.quantity,
                 value=change.first.value,
                 expected=change.first.baseline,
-                message=f"{contrast.label} compared with A: {label_of(change.quantity)} differs at {change.differing} of "
-                f"{count(change.compared, noun)}, first at {_described(change.first)}{most}.",
+                message=f"{contrast.label} compared with A: the {quantity.phrase} differs at {change.differing} of "
+                f"{count(change.compared, quantity.noun)}, first at {_described(change.first, contrast.label)}{most}.",
                 remedy=_REMEDY,
             )
         )
-    for label, findings in ((contrast.label, contrast.won), ("A", contrast.lost)):
-        results += [
+    for label, findings in ((contrast.label, contrast.new_findings), ("A", contrast.gone_findings)):
+        found += [
             dataclasses.replace(
                 finding,
                 rule="compare-findings",
@@ -105,9 +104,10 @@ def _findings(contrast: Contrast) -> list[Finding]:
             )
             for finding in findings or ()
         ]
-    return results
+    return found
 
 
-def _described(difference: Difference) -> str:
+def _described(difference: Difference, label: str) -> str:
     ratio = "" if difference.ratio is None else f" ({times(difference.ratio)})"
-    return f"{where(difference.place)}: {number(difference.value)}, {number(difference.baseline)} in A{ratio}"
+    place = describe_place(difference.place)
+    return f"{place}: {number(difference.baseline)} in A, {number(difference.value)} in {label}{ratio}"

@@ -124,7 +124,7 @@ def scan_results(
 
 def rule_check(rule: rules.Rule) -> Check:
     """Return the check of a rule."""
-    return Check(id=rule.id, name=rule.name, severity=rule.severity, summary=rule.sees, help=rule.explain())
+    return Check(id=rule.id, name=rule.name, severity=rule.severity, summary=rule.sees, help=rules.explain(rule.id))
 
 
 def full_text(finding: Finding) -> str:

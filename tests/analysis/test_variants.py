@@ -7,7 +7,8 @@ from synthetic import run_of, site
 
 from propcheck.analysis.variants import comparable, measured_note, settings_note
 from propcheck.cli import app as cli
-from propcheck.config.probe import differences, load_probe
+from propcheck.config.fingerprint import differences
+from propcheck.config.probe import load_probe
 from propcheck.errors import PropcheckError
 from propcheck.records import Finding
 from propcheck.records.store import read_run
@@ -53,12 +54,10 @@ def test_a_path_in_a_base_is_relative_to_the_base(tmp_path):
 
 def test_settings_are_written_as_in_toml():
     assert settings_note("a", [("residual.placement", "post", "pre"), ("model.layers", 8, 64)]) == (
-        'Settings differ from a: residual.placement = "post" instead of "pre"; model.layers = 8 instead of 64.'
+        'Same settings as a, except residual.placement = "post" instead of "pre"; model.layers = 8 instead of 64.'
     )
-    assert (
-        settings_note("a", [("inputs.file", "b.npy", None)])
-        == 'Settings differ from a: inputs.file = "b.npy" instead of unset.'
-    )
+    unset = settings_note("a", [("inputs.file", "b.npy", None)])
+    assert unset == 'Same settings as a, except inputs.file = "b.npy" instead of unset.'
 
 
 def test_measurements_are_written_beside_those_of_the_base():
@@ -66,8 +65,8 @@ def test_measurements_are_written_beside_those_of_the_base():
     there = run_of([site(0, 0, grad_stream_norm=8.0), site(1, 1, stream=3.0, update=4.0, grad_stream_norm=16.0)], loss=7.0)
     finding = Finding("PC301", "exploding-gradient", "error", None, "m", 1.0, 1.0, "m", "r")
     assert measured_note(replace(here, findings=(finding,)), there, "base") == (
-        "Compared with the run of base: sum RMS after block 1: 1 instead of 5; gradient before block 0: 2 instead of 8; "
-        "gradient before block 1: 4 instead of 16; first loss: 7.5 instead of 7; new findings: PC301."
+        "Compared with the run of base: sum RMS after block 1 is 1 instead of 5; gradient before block 0 is 2 instead of 8; "
+        "gradient before block 1 is 4 instead of 16; first loss is 7.5 instead of 7; new: PC301."
     )
 
 

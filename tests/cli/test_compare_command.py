@@ -16,9 +16,9 @@ import pytest
 from synthetic import additive, factors, parameter, run_of
 
 from propcheck import rules
+from propcheck.api.scan import measure_and_judge
 from propcheck.cli.app import run
 from propcheck.cli.output import FORMATS
-from propcheck.cli.running import run_scan
 from propcheck.records.baseline import write_baseline
 from propcheck.records.store import read_run, write_run
 
@@ -36,7 +36,7 @@ def made(name, sites, **changes):
 def runs(tmp_path, monkeypatch):
     """Three runs: before; after, whose mlp writes twice as much from block 2 on; grown, which explodes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", pytest.fail)  # what is stored is not scanned
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", pytest.fail)  # what is stored is not scanned
     made("before", additive(4))
     louder = [
         dataclasses.replace(site, update_rms=2 * site.update_rms) if site.block >= 2 and site.sublayer == "mlp" else site
@@ -69,7 +69,7 @@ def test_two_stored_runs_are_set_side_by_side_and_plotted(capsys):
     assert run(["compare", "before", "after"]) == 0
     out, err = capsys.readouterr()
     assert err == "propcheck: wrote reports/compare-before-after\n"
-    assert "B parts from A at site 5 (mlp of block 2, blocks.2.mlp)." in " ".join(out.split())
+    assert "B starts to differ from A at site 5 (mlp of block 2, blocks.2.mlp)." in " ".join(out.split())
     plots = list(Path("reports/compare-before-after").iterdir())
     assert len(plots) >= 4
     assert {path.suffix for path in plots} == {".png"}
@@ -77,7 +77,7 @@ def test_two_stored_runs_are_set_side_by_side_and_plotted(capsys):
 
 def test_a_run_beside_itself_is_alike(compare):
     text = compare("before", "before", "--no-plots")
-    assert "No number of B differs from that of A." in text
+    assert "All numbers of B match those of A." in text
     assert not Path("reports").exists()
 
 
@@ -106,7 +106,7 @@ def test_files_of_a_run_and_baselines_stand_for_it(capsys):
     (contrast,) = document(capsys, "before", "alone.parquet")["contrasts"]
     assert contrast["start"]["site"] == 5
     assert "loss" not in changes(contrast)
-    assert any("sites alone" in note for note in contrast["notes"])
+    assert any("has only sites" in note for note in contrast["notes"])
 
 
 def test_three_runs_are_each_beside_the_first(capsys):
@@ -160,7 +160,7 @@ def test_every_line_fits_the_terminal(width, seeds, capsys, monkeypatch):
     assert run(["compare", "one", "two", "before", "--no-plots"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
-    assert "parts from A" in " ".join(out.split())
+    assert "starts to differ from A" in " ".join(out.split())
 
 
 def test_every_format_is_valid_and_all_are_written_at_once(capsys):
@@ -183,7 +183,7 @@ def test_every_format_is_valid_and_all_are_written_at_once(capsys):
     assert len(lines) == len(log["runs"][0]["results"]) > 0
     assert all(line.startswith("::notice title=compare-") for line in lines)
     assert texts["markdown"].startswith("## propcheck compare: before · after · grown\n")
-    assert "C parts from A" in texts["table"]
+    assert "C starts to differ from A" in texts["table"]
 
 
 def test_what_is_not_finite_is_compared_and_is_strict_json(capsys):
@@ -197,17 +197,17 @@ def test_what_is_not_finite_is_compared_and_is_strict_json(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["before"], "before: a comparison takes two runs or more"),
+        (["before"], "before: needs two or more runs to compare"),
         (["before", "no"], "no: no such file or bundled probe"),
         (["before", "no.parquet"], "no.parquet: no such baseline"),
         (["before", "empty.parquet"], "empty.parquet: empty"),
         (["before", "newer"], "newer propcheck (schema 2"),
         (["before", "after", "--tolerance", "nan"], "--tolerance nan: must be 0 or more, and finite"),
         (["before", "after", "--detail", "site"], "'site' is not one of"),
-        (["before", "after", "--seeds", "0..4"], "--seeds: nothing is scanned here"),
-        (["before", "after", "--output", "a.html"], ".html is no format"),
+        (["before", "after", "--seeds", "0..4"], "--seeds: no effect, since every side is a run"),
+        (["before", "after", "--output", "a.html"], "unknown suffix .html"),
         (["before", "after", "--out", "file/here"], "file is not a directory"),
-        (["before", "after", "--out", "here", "--no-plots"], "--out here: nothing is written there"),
+        (["before", "after", "--out", "here", "--no-plots"], "--out here: nothing to write"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, said, compare):
@@ -226,7 +226,7 @@ SMALL = ["--set=model.layers=2", "--set=model.width=32", "--set=model.vocabulary
 
 
 def test_targets_are_scanned_and_kept_and_what_they_set_apart_is_named(capsys, monkeypatch):
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", run_scan)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", measure_and_judge)
     Path("wide.toml").write_text('base = "tiny"\n[init]\nstd = 0.5\n')
     assert run(["compare", "tiny", "wide.toml", *SMALL, "--out", "here", "-q"]) == 0
     out, err = capsys.readouterr()
@@ -234,7 +234,7 @@ def test_targets_are_scanned_and_kept_and_what_they_set_apart_is_named(capsys, m
     assert "init.std = 0.5" in " ".join(out.split())
     assert {path.name for path in Path("here").iterdir()} == {"1-tiny", "2-wide"}
     # They are runs like others: side by side again, nothing is scanned, and the numbers are those.
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", pytest.fail)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", pytest.fail)
     assert run(["compare", "here/1-tiny", "here/2-wide", "--no-plots"]) == 0
     again = capsys.readouterr().out
     assert [line for line in again.splitlines() if "differs" in line] == [
@@ -248,7 +248,7 @@ def test_an_interrupted_scan_ends_with_130(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", interrupted)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", interrupted)
     assert run(["compare", "before", "tiny", "--no-plots", "-q"]) == 130
     assert capsys.readouterr() == ("", "")
     assert not Path("reports").exists()

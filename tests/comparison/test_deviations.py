@@ -9,7 +9,7 @@ import pytest
 from gated import failed, failures
 from synthetic import additive, parameter, run_of
 
-from propcheck.comparison.differences import REDRAWN, REDRAWN_LOSS
+from propcheck.comparison.draws import ONE_SEED_FACTOR, ONE_SEED_LOSS_FACTOR
 from propcheck.comparison.gate import gate
 from propcheck.config.tolerances import Tolerances
 
@@ -108,25 +108,25 @@ def test_a_column_that_the_baseline_never_had_is_a_note():
     without = run_of([dataclasses.replace(one, param_grad_norm=None) for one in rows])
     found = gate(run_of(rows), without, Tolerances())
     assert found.passed
-    assert found.notes == ("param_grad_norm was not recorded in the baseline, and is not compared.",)
+    assert found.notes == ("The baseline has no param_grad_norm, so it is not compared.",)
     back = gate(without, run_of(rows), Tolerances())  # what is not seen any more is lost
     assert failures(back) == {"gate-gradient"}
-    assert {one.how for one in back.differences} == {"unobserved"}
+    assert {one.kind for one in back.differences} == {"unobserved"}
 
 
 def test_the_message_of_a_lost_gradient_says_so():
     found = judged("grad_update_norm", 0.5, None)
     message = failed(found, "gate-gradient", "grad_update_norm").message
     assert "differs at 1 of 8 sites (block 2)" in message
-    assert "0.5 in the baseline, none here" in message
+    assert "no value instead of 0.5 (nothing reaches it, or it could not be observed)" in message
 
 
 def test_what_passes_is_said_in_the_direction_of_the_change():
     """5 % more is 4.76 % less: 1 / 1.05."""
     less = failed(judged("update_rms", 1.0, 0.951), "gate-stream").message
     more = failed(judged("update_rms", 1.0, 1.06), "gate-stream").message
-    assert less.endswith("-4.76 % passes.")
-    assert more.endswith("5 % passes.")
+    assert less.endswith("(-4.9 %, limit -4.76 %).")
+    assert more.endswith("(+6 %, limit +5 %).")
 
 
 # ------------------------------------------------------------------ where it starts
@@ -285,19 +285,19 @@ def renamed(factor=1.0, *, loss=7.0, grad=0.1, name="new", cross_entropy=True):
 
 def test_one_seed_of_other_draws_is_judged_widely_and_says_so():
     before = renamed(name="old")
-    assert gate(renamed(REDRAWN - 0.01), before, Tolerances()).passed
-    found = gate(renamed(REDRAWN + 0.01), before, Tolerances())
+    assert gate(renamed(ONE_SEED_FACTOR - 0.01), before, Tolerances()).passed
+    found = gate(renamed(ONE_SEED_FACTOR + 0.01), before, Tolerances())
     assert failures(found) == {"gate-stream"}
     (note,) = found.notes
-    assert note.startswith("4 of 4 parameters were drawn anew")
+    assert note.startswith("4 of 4 random parameters have new random values")
     assert "--seeds 0..4" in note
     assert not gate(renamed(1.06, name="old"), before, Tolerances()).passed  # the same draws
 
 
 def test_the_loss_of_other_draws_is_judged_more_closely():
     before = renamed(name="old")
-    assert gate(renamed(loss=7.0 * (REDRAWN_LOSS - 0.01)), before, Tolerances()).passed
-    assert failures(gate(renamed(loss=7.0 * (REDRAWN_LOSS + 0.01)), before, Tolerances())) == {"gate-loss"}
+    assert gate(renamed(loss=7.0 * (ONE_SEED_LOSS_FACTOR - 0.01)), before, Tolerances()).passed
+    assert failures(gate(renamed(loss=7.0 * (ONE_SEED_LOSS_FACTOR + 0.01)), before, Tolerances())) == {"gate-loss"}
 
 
 def test_single_parameters_of_other_draws_count_by_whether_they_have_a_gradient():
@@ -313,6 +313,6 @@ def test_a_loss_that_is_no_cross_entropy_is_not_compared_with_that_of_other_draw
     before = renamed(name="old", cross_entropy=False, loss=0.02)
     found = gate(renamed(cross_entropy=False, loss=-0.3), before, Tolerances())
     assert found.passed
-    assert any("The loss is no cross-entropy" in note for note in found.notes)
+    assert any("The loss is not a cross-entropy" in note for note in found.notes)
     assert not gate(renamed(name="old", cross_entropy=False, loss=-0.3), before, Tolerances()).passed
     assert failures(gate(renamed(cross_entropy=False, loss=NAN), before, Tolerances())) == {"gate-nonfinite"}

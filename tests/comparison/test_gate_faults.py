@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from gated import blocks, failed, failures, gate, scan, start, toy, won
-from test_draw_faults import DrawnInHalf, DrawnInSingle, in_bf16, many_heads, truncated_in_place, truncated_in_single
-from test_dtype_faults import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, large, rotating
-from test_dtype_faults import in_bf16 as built_in_bf16
-from test_gain_faults import centred, doubled
-from test_gradient_faults import (
+from faulty_draws import DrawnInHalf, DrawnInSingle, in_bf16, many_heads, truncated_in_place, truncated_in_single
+from faulty_dtypes import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, large, rotating
+from faulty_dtypes import in_bf16 as built_in_bf16
+from faulty_gains import centred, doubled
+from faulty_gradients import (
     Checkpointed,
     CheckpointedWithoutReentry,
     ForgetsScales,
@@ -22,9 +21,9 @@ from test_gradient_faults import (
     adapted,
     of_unit_stream,
 )
-from test_lost_values import WithBuffer, WithScalars, allocated_later
-from test_nan_faults import Factored, FiniteSoftmax, Softmax, left_padded, with_decay_of_two
-from test_residual_faults import (
+from faulty_lost_values import WithBuffer, WithScalars, allocated_later
+from faulty_nan import Factored, FiniteSoftmax, Softmax, left_padded, with_decay_of_two
+from faulty_residuals import (
     AddsItself,
     BitNetBlock,
     Detached,
@@ -36,7 +35,8 @@ from test_residual_faults import (
     TwiceResidual,
     UntrackedMlp,
 )
-from test_scale_faults import StepsOfOne, compares_whole_names, decaying, divides_inputs_too, head_of
+from faulty_scales import StepsOfOne, compares_whole_names, decaying, divides_inputs_too, head_of
+from gated import blocks, failed, failures, gate, scan, start, toy, won
 from toy import VOCABULARY, WIDTH, Attention, Block, Decaying, Decoder, only
 
 import propcheck
@@ -133,7 +133,7 @@ def test_decays_of_minus_infinity_fail_by_their_name_though_every_number_is_fini
     (infinite,) = (one for one in found.findings if one.severity == "error" and one.rule == "gate-findings")
     assert (won(found), infinite.site.parameter.endswith("attn.A_log")) == ({"PC101"}, True)
     assert failures(found) == {"gate-findings", "gate-nonfinite"}
-    assert {one.quantity for one in found.differences if one.how == "nonfinite"} == {"parameter_rms"}
+    assert {one.quantity for one in found.differences if one.kind == "nonfinite"} == {"parameter_rms"}
     assert found.start.parameter.endswith("attn.A_log")
 
 
@@ -195,7 +195,7 @@ def test_a_stream_that_is_added_to_itself_fails_at_each_attention_addition(block
     assert start(found) == (0, "attention")
     missing = failed(found, "gate-sites")
     assert (missing.site.block, missing.site.sublayer) == (0, "attention")
-    assert "So are 7 more: 2, 4, 6, 8, 10, 12, 14." in missing.message
+    assert "7 more are missing: sites 2, 4, 6, 8, 10, 12, 14." in missing.message
     assert "PC206" in won(found)
 
 
@@ -247,7 +247,7 @@ def test_scales_that_are_no_longer_used_fail_by_their_names():
     found = gate(of[ForgetsScales], of[NormedScores])
     changed = {one.place.parameter for one in found.differences}
     assert changed == {f"layers.{block}.attn.{name}" for block in EIGHT for name in ("q_scale", "k_scale")}
-    assert all((one.how, one.value) == ("unobserved", None) for one in found.differences)
+    assert all((one.kind, one.value) == ("unobserved", None) for one in found.differences)
     assert failed(found, "gate-gradient").site.block == 7  # gradients come from the end
     assert won(found) == {"PC501"}
 
@@ -267,7 +267,7 @@ def test_a_model_without_a_path_fails_in_every_gradient_and_in_nothing_else():
     """huggingface/transformers issue 21381."""
     found = gate(Checkpointed, CheckpointedWithoutReentry)
     assert failures(found) == {"gate-gradient", "gate-findings"}
-    assert {one.how for one in found.differences} == {"unobserved"}
+    assert {one.kind for one in found.differences} == {"unobserved"}
     assert found.start.block == 7
     assert won(found) == {"PC304"}
 

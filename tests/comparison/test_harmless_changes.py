@@ -149,7 +149,7 @@ def test_what_is_drawn_anew_passes(name, seeds):
     assert forth.passed, forth
     assert back.passed, back
     assert not won(forth)
-    assert any("were drawn anew" in note for note in forth.record.notes)
+    assert any("have new random values" in note for note in forth.record.notes)
     paired = forth.record.compared
     assert paired["update_rms"] == 2 * BLOCKS  # nothing was left out to make it pass
     assert paired["param_grad_norm"] == 2 * BLOCKS

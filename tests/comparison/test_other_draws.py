@@ -14,7 +14,7 @@ from toy import STD, Decoder, gpt2
 import propcheck
 from propcheck.comparison.compare import compare
 from propcheck.comparison.gate import gate as judge
-from propcheck.comparison.match_parameters import pair_parameters, redrawn
+from propcheck.comparison.match_parameters import count_redrawn, match_parameters
 from propcheck.config.tolerances import Tolerances
 
 
@@ -38,13 +38,13 @@ def of_std(factor, dtype):
 @pytest.mark.parametrize("factor", [1.0, 1.05, 1.3, 1.7])
 def test_the_same_draw_at_another_scale_is_the_same_in_half_precision_too(factor, dtype):
     one, other = (scan(of_std(scale, dtype)).record.parameters for scale in (1.0, factor))
-    assert redrawn(pair_parameters(one, other, [])) == (0, 30)  # 7 weights a block, the embedding and the head
+    assert count_redrawn(match_parameters(one, other, [])) == (0, 30)  # 7 weights a block, the embedding and the head
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_another_seed_is_told_by_nearly_every_weight(dtype):
     one, other = (scan(of_std(1.0, dtype), seeds=seed).record.parameters for seed in (0, 1))
-    assert redrawn(pair_parameters(one, other, []))[0] >= 28
+    assert count_redrawn(match_parameters(one, other, []))[0] >= 28
 
 
 def uniform_in_one(bound):
@@ -74,7 +74,7 @@ def test_several_seeds_say_how_much_one_redrawn_weight_lets_pass():
     run = scan(uniform_in_one(0.02 * 3**0.5), seeds=seeds)
     found = propcheck.gate(run, baseline)
     assert found.passed
-    assert any(note.startswith("1 of 29 parameters were drawn anew") for note in found.record.notes)
+    assert any(note.startswith("1 of 29 random parameters have new random values") for note in found.record.notes)
     # By the ratio seed by seed: in other branches than its own hardly anything moves.
     assert found.record.allowed["update_rms"][1] < 1.2
 
@@ -87,7 +87,7 @@ def test_the_seeds_that_both_have_are_compared():
     comparison = compare([run((0,), 1.0), run((0, 1), 5.0)], Tolerances())
     (contrast,) = comparison.contrasts
     assert not any(change.differing for change in contrast.changes)
-    assert "Compared by the seeds that both have: 0." in contrast.notes
+    assert "Compared over the shared seeds: 0." in contrast.notes
     assert all(change.allowed[1] < 1.06 for change in contrast.changes)
 
 
@@ -117,4 +117,4 @@ def test_loosening_one_quantity_makes_no_new_finding_a_note():
         found = propcheck.gate(faulty, baseline, tolerance=tolerance)
         assert not found.passed
     one = dataclasses.replace(Tolerances(), modules={"no.such.*": 0.2})
-    assert "No module and no parameter is called so: no.such.*." in judge(baseline.record, baseline.record, one).notes
+    assert "No module or parameter matches the tolerance for no.such.*." in judge(baseline.record, baseline.record, one).notes

@@ -1,4 +1,4 @@
-"""Table of the quantities in which two runs differ, shared by the terminal and Markdown output of compare and gate."""
+"""Columns and cells that show how two runs differ, for the tables and Markdown of compare and gate."""
 
 from __future__ import annotations
 
@@ -7,34 +7,22 @@ from typing import TYPE_CHECKING
 
 from propcheck.analysis.growth import factor
 from propcheck.analysis.profile import log_ratio, safe_exp
-from propcheck.comparison.gate_findings import times
-from propcheck.formatting import number, percent
-from propcheck.records import ParameterRecord, SiteRecord
-from propcheck.records.columns import columns_of
+from propcheck.comparison.quantities import QUANTITIES
+from propcheck.formatting import number, percent, times
 from propcheck.render.terminal.columns import TableColumn, columns_from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.comparison.compare import Change
-    from propcheck.config.tolerances import Quantity
+    from propcheck.comparison.compare import QuantityChange
     from propcheck.records import Growth, Place
 
-# Quantities that are not columns of a record.
-_OTHER_LABELS: dict[Quantity, str] = {"parameter_rms": "parameter RMS", "loss": "first loss"}
 # Longest name of a place, in characters; a longer one loses its start.
 _MAX_NAME = 20
 
 
-def label_of(quantity: Quantity) -> str:
-    """Return the short name of a quantity: ``stream RMS``."""
-    if quantity in _OTHER_LABELS:
-        return _OTHER_LABELS[quantity]
-    return {**columns_of(ParameterRecord), **columns_of(SiteRecord)}[quantity].label
-
-
-def change_columns(changes: Sequence[Change], base: str, other: str) -> list[TableColumn]:
-    """Lay out one row per quantity: in how many places it differs, where first, and where most.
+def change_columns(changes: Sequence[QuantityChange], base: str, other: str) -> list[TableColumn]:
+    """Return the columns of a table with one row per quantity: how many places differ, where first, and where most.
 
     Parameters
     ----------
@@ -45,18 +33,18 @@ def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Tab
     """
     rows = []
     for change in changes:
-        row = [label_of(change.quantity), f"{change.differing}/{change.compared}", passing(change.allowed)]
-        if change.first is None or change.most is None:
+        row = [QUANTITIES[change.quantity].label, f"{change.differing}/{change.compared}", tolerance_range(change.allowed)]
+        first, most = change.first, change.most
+        if first is None or most is None:
             rows.append((*row, *[""] * 5))
             continue
-        first, most = change.first, change.most
         largest = f"{_ratio(most.ratio)} {short(most.place)}".strip() if most is not first else ""
         values = (number(first.baseline, aligned=True), number(first.value, aligned=True))
         rows.append((*row, short(first.place), *values, _ratio(first.ratio), largest))
     headings = (
         ("", 10),
         ("differs", 9),
-        ("tolerance", 3),
+        ("limit", 3),
         ("first at", 8),
         (base, 6),
         (other, 5),
@@ -67,12 +55,12 @@ def change_columns(changes: Sequence[Change], base: str, other: str) -> list[Tab
     return [column for column in columns if any(column.cells)]
 
 
-def passing(allowed: tuple[float, float]) -> str:
-    """Return the range of the tolerances: ``5 %``, ``5 % to x1.6``."""
-    smallest, largest = allowed
-    if smallest == largest:
-        return _tolerance(smallest)
-    return f"{_tolerance(smallest)} to {_tolerance(largest)}"
+def tolerance_range(allowed: tuple[float, float]) -> str:
+    """Format the range of accepted factors: ``5 %``, ``5 % to x1.6``."""
+    least, most = allowed
+    if least == most:
+        return _tolerance(least)
+    return f"{_tolerance(least)} to {_tolerance(most)}"
 
 
 def _tolerance(allowed: float) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from propcheck.analysis.growth import factor
 from propcheck.analysis.variants import settings_note
 from propcheck.comparison.compare import growths
-from propcheck.comparison.gate_findings import where
+from propcheck.comparison.places import describe_place
 from propcheck.formatting import count, number
 from propcheck.render import markdown
 from propcheck.render.summary import title
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from propcheck.comparison.compare import Comparison, Contrast, Row
+    from propcheck.comparison.compare import DepthRow, PairwiseComparison, RunComparison
     from propcheck.records import Finding, ParameterRecord, SiteRecord
 
 Detail = Literal["few", "block"]
@@ -34,7 +34,7 @@ _FEW = 17
 _NAMED = 3
 
 
-def print_comparison(comparison: Comparison, console: Console, detail: Detail = "few") -> None:
+def print_comparison(comparison: RunComparison, console: Console, detail: Detail = "few") -> None:
     """Print a comparison.
 
     Parameters
@@ -63,7 +63,7 @@ def print_comparison(comparison: Comparison, console: Console, detail: Detail = 
     print_lines(_closing(comparison), console)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: RunComparison) -> str:
     """Write a comparison as Markdown that fits a job summary."""
     head = [
         f"## propcheck compare: {markdown.escape(' · '.join(run.target for run in comparison.runs))}",
@@ -83,11 +83,11 @@ def comparison_markdown(comparison: Comparison) -> str:
         markdown.columns_table(run_columns(comparison)),
         markdown.bullets(_closing(comparison)),
     ]
-    return markdown.page([*head, "### New and resolved findings"], items, tail)
+    return markdown.page([*head, "### New and gone findings"], items, tail)
 
 
-def _opening(contrast: Contrast) -> list[str]:
-    lines = [start_line(contrast), *contrast.notes]
+def _opening(contrast: PairwiseComparison) -> list[str]:
+    lines = [start_sentence(contrast), *contrast.notes]
     if contrast.settings:
         swapped = [(key, value, base) for key, base, value in contrast.settings]
         lines.insert(0, f"{contrast.label}: {settings_note('A', swapped)}")
@@ -95,29 +95,29 @@ def _opening(contrast: Contrast) -> list[str]:
     if pairing.missing or pairing.new:
         both = count(len(pairing.pairs) + len(pairing.regrouped), "parameter")
         only = [_only(label, names) for label, names in (("A", pairing.missing), (contrast.label, pairing.new)) if names]
-        lines.append(f"{both} in both; {'; '.join(only)}.")
+        lines.append(f"{both} in both runs; {'; '.join(only)}.")
     return lines
 
 
-def start_line(contrast: Contrast) -> str:
+def start_sentence(contrast: PairwiseComparison) -> str:
     """Return a sentence that says where a run first differs from A."""
     if contrast.start is None:
-        return f"{contrast.label} does not differ from A."
-    return f"{contrast.label} first differs from A at {where(contrast.start)}."
+        return f"All numbers of {contrast.label} match those of A."
+    return f"{contrast.label} starts to differ from A at {describe_place(contrast.start)}."
 
 
 def _only(label: str, parameters: Sequence[ParameterRecord]) -> str:
     names = [parameter.name for parameter in parameters[:_NAMED]]
     more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
-    return f"only in {label} {', '.join(names)}{more}"
+    return f"only in {label}: {', '.join(names)}{more}"
 
 
-def _finding_lines(contrast: Contrast) -> list[str]:
-    if contrast.won is None or contrast.lost is None:
+def _finding_lines(contrast: PairwiseComparison) -> list[str]:
+    if contrast.new_findings is None or contrast.gone_findings is None:
         return []
     return [
-        *(_finding_line(finding, contrast.label) for finding in contrast.won),
-        *(_finding_line(finding, "A") for finding in contrast.lost),
+        *(_finding_line(finding, contrast.label) for finding in contrast.new_findings),
+        *(_finding_line(finding, "A") for finding in contrast.gone_findings),
     ] or [f"A and {contrast.label} have the same findings."]
 
 
@@ -125,7 +125,7 @@ def _finding_line(finding: Finding, label: str) -> str:
     return f"{finding.severity} {finding.rule} {finding.name}, only in {label}: {finding.message}"
 
 
-def _shown_rows(comparison: Comparison, detail: Detail) -> list[Row]:
+def _shown_rows(comparison: RunComparison, detail: Detail) -> list[DepthRow]:
     rows = list(comparison.rows)
     if detail == "block" or len(rows) <= _FEW:
         return rows
@@ -146,7 +146,7 @@ _ALONG_DEPTH: tuple[tuple[str, Callable[[tuple[SiteRecord, ...]], float | None],
 )
 
 
-def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[TableColumn]:
+def depth_columns(comparison: RunComparison, rows: Sequence[DepthRow]) -> list[TableColumn]:
     """Lay out one row per block: stream before it, largest update relative to the stream, gradient before it."""
     columns = [TableColumn(comparison.noun, tuple(str(row.label) for row in rows), 10)]
     if any(contrast.relative for contrast in comparison.contrasts):
@@ -164,7 +164,7 @@ def depth_columns(comparison: Comparison, rows: Sequence[Row]) -> list[TableColu
     return columns
 
 
-def run_columns(comparison: Comparison) -> list[TableColumn]:
+def run_columns(comparison: RunComparison) -> list[TableColumn]:
     """Lay out one row per run: growth of stream and gradient over the whole depth, and the first loss."""
     rows = []
     for label, run in zip(comparison.labels, comparison.runs, strict=True):
@@ -188,8 +188,8 @@ def run_columns(comparison: Comparison) -> list[TableColumn]:
     return columns_from_rows(headings, rows, text=("", "stream\nlaw", "gradient\nlaw"))
 
 
-def _closing(comparison: Comparison) -> list[str]:
+def _closing(comparison: RunComparison) -> list[str]:
     return [
-        "A value differs if its ratio to A is outside the tolerance. Gradients are followed backward from the loss.",
+        "A number differs if its ratio exceeds the limit in either direction. Gradients are followed backward from the loss.",
         *(f"{label}: {run.path}" for label, run in zip(comparison.labels, comparison.runs, strict=True) if run.path),
     ]

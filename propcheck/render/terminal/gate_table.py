@@ -1,28 +1,29 @@
-"""A gate as a table and as Markdown."""
+"""A gate as a terminal table and as Markdown, made of the same parts."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING
 
-from propcheck.comparison.compare import change
-from propcheck.comparison.gate_findings import MEANT, where
+from propcheck.comparison.compare import summarize_changes
+from propcheck.comparison.gate_findings import ACCEPT
+from propcheck.comparison.places import describe_place
 from propcheck.formatting import count
 from propcheck.render import markdown
 from propcheck.render.summary import finding_counts, title
-from propcheck.render.terminal.changes import change_columns, passing
+from propcheck.render.terminal.changes import change_columns, tolerance_range
 from propcheck.render.terminal.run_table import print_columns, print_findings, print_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from propcheck.comparison.gate import Gate
+    from propcheck.comparison.gate import GateResult
     from propcheck.records import Finding
     from propcheck.render.terminal.columns import TableColumn
 
 
-def print_gate(gate: Gate, console: Console) -> None:
-    """Print a gate: the quantities that were compared and the findings; for a baseline that was just written, only the notes.
+def print_gate(gate: GateResult, console: Console) -> None:
+    """Print a gate: one row per quantity, and what fails. If the baseline was written, print only that.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     print_lines(facts(gate), console)
 
 
-def gate_markdown(gate: Gate) -> str:
+def gate_markdown(gate: GateResult) -> str:
     """Write a gate as Markdown that fits a job summary."""
     head = [
         f"## propcheck gate: {markdown.escape(gate.run.target)} {_verdict(gate)}",
@@ -51,35 +52,37 @@ def gate_markdown(gate: Gate) -> str:
     return markdown.page(head, markdown.findings_markdown(_shown(gate)), [markdown.bullets(facts(gate))])
 
 
-def _verdict(gate: Gate) -> str:
+def _verdict(gate: GateResult) -> str:
     return "baseline written" if gate.written is not None else "passed" if gate.passed else "failed"
 
 
-def _columns(gate: Gate) -> list[TableColumn]:
-    changes = [change(quantity, amount, gate.differences, gate.allowed) for quantity, amount in gate.compared.items()]
-    return change_columns(changes, "baseline", "here")
+def _columns(gate: GateResult) -> list[TableColumn]:
+    changes = [
+        summarize_changes(quantity, amount, gate.differences, gate.allowed) for quantity, amount in gate.compared.items()
+    ]
+    return change_columns(changes, "baseline", "run")
 
 
-def _shown(gate: Gate) -> list[Finding]:
-    """Return the findings for people, to whom what all of them advise is said once, at the end."""
-    return [dataclasses.replace(one, remedy="") if one.remedy == MEANT else one for one in gate.findings]
+def _shown(gate: GateResult) -> list[Finding]:
+    """Return the findings without the remedy that they share, which is printed once, at the end."""
+    return [dataclasses.replace(finding, remedy="") if finding.remedy == ACCEPT else finding for finding in gate.findings]
 
 
-def facts(gate: Gate) -> list[str]:
-    """Say in a few sentences what the gate found."""
+def facts(gate: GateResult) -> list[str]:
+    """Return the verdict and the notes, one sentence per line."""
     if gate.written is not None:
         return list(gate.notes)
     amount = count(sum(gate.compared.values()), "number")
     lines = list(gate.notes)
     if gate.versions:
-        lines.append(f"Made with other versions or on another device: {'; '.join(gate.versions)}.")
+        lines.append(f"The baseline was made with {'; '.join(gate.versions)}.")
     lines.append(f"Baseline: {gate.baseline.path or gate.baseline.target}.")
     if gate.passed:
         allowed = list(gate.allowed.values()) or [(1 + gate.tolerance,) * 2]
-        within = passing((min(least for least, _ in allowed), max(most for _, most in allowed)))
-        lines.append(f"Gate passed: {amount} as in the baseline within {within}, and no new finding.")
+        within = tolerance_range((min(least for least, _ in allowed), max(most for _, most in allowed)))
+        lines.append(f"Gate passed: {amount} match the baseline (tolerance {within}), and there is no new finding.")
     else:
-        begins = "" if gate.start is None else f" The change starts at {where(gate.start)}."
-        lines.append(f"Gate failed: {len(gate.differences)} of {amount} outside the tolerances.{begins}")
-        lines += [MEANT] if any(one.remedy == MEANT for one in gate.findings) else []
+        start = "" if gate.start is None else f" The change starts at {describe_place(gate.start)}."
+        lines.append(f"Gate failed: {len(gate.differences)} of {amount} are outside their tolerance.{start}")
+        lines += [ACCEPT] if any(finding.remedy == ACCEPT for finding in gate.findings) else []
     return lines

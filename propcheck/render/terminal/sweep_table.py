@@ -20,25 +20,13 @@ from propcheck.render.terminal.run_table import print_columns, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rich.console import Console
 
-    from propcheck.api.sweep import Outcome
-    from propcheck.config.grid import Axis
+    from propcheck.comparison.sweep import Outcome, Sweep
     from propcheck.records import Finding, Run
 
 _SHOWN_RULES = 2  # rules of a cell that are named
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """All cells of one sweep; ``directory`` contains their runs."""
-
-    target: str
-    directory: Path
-    axes: tuple[Axis, ...]
-    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +102,7 @@ def sweep_json(sweep: Sweep) -> str:
             "schema_version": SCHEMA_VERSION,
             "sweep": {
                 "target": sweep.target,
-                "path": str(sweep.directory),
+                "path": None if sweep.directory is None else str(sweep.directory),
                 "vary": {axis.key: [override.value for override in axis.values] for axis in sweep.axes},
             },
             "cells": [_cell(sweep, outcome) for outcome in sweep.outcomes],
@@ -129,7 +117,7 @@ def _cell(sweep: Sweep, outcome: Outcome) -> dict[str, Any]:
         "values": {override.key: override.value for override in outcome.cell.overrides},
         "status": outcome.status,
         "reason": outcome.reason,
-        "path": None if run is None else str(sweep.directory / outcome.cell.name),
+        "path": None if run is None or sweep.directory is None else str(sweep.directory / outcome.cell.name),
         "summary": None if run is None else asdict(summary(run)),
         "run": document.get("run"),
         "loss": document.get("loss"),
@@ -197,4 +185,6 @@ def _sentences(sweep: Sweep) -> list[str]:
         lines.append("Findings: none.")
     if any(len(streams(run)) > 1 for run in runs):
         lines.append("For a run with several streams, the values are those of the longest one (the last of equal length).")
-    return [*lines, f"Files: {sweep.directory}"]
+    if sweep.directory is not None:
+        lines.append(f"Files: {sweep.directory}")
+    return lines
