@@ -1,4 +1,4 @@
-"""How many inputs a unit has, and how many outputs an input, from the shape of a weight."""
+"""Fan-in and fan-out of a weight, from its shape."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 
 
 def fans(shape: tuple[int, ...], role: str | None) -> tuple[int | None, int | None]:
-    """Count fan-in and fan-out as ``torch.nn.init`` does.
+    """Compute fan-in and fan-out as ``torch.nn.init`` does.
 
     Parameters
     ----------
     shape
-        Of the weight: [out, in] of a linear layer, [out, in / groups, *taps] of a convolution, [rows, width] of an embedding.
+        [out, in] of a linear layer, [out, in / groups, *taps] of a convolution, [rows, width] of an embedding.
     role
-        How the forward pass used it.
+        How the forward pass uses it.
 
     Returns
     -------
     tuple of (int or None, int or None)
-        Fan-in, shape[1] x taps, and fan-out, shape[0] x taps. An embedding's are its width and its rows, those of the head
-        that it may be tied to. None for every other role, below two dimensions, and for a stack of matrices
-        ([experts, ...]), whose shape does not say which dimension is summed over.
+        Fan-in, shape[1] x taps, and fan-out, shape[0] x taps. An embedding has those of the head that it may be tied to: its
+        width and its rows. None for every other role, below two dimensions, and for a stack of matrices ([experts, ...]), whose
+        shape does not tell which dimension is summed over.
     """
     if len(shape) == 2 and role in ("linear", "embedding"):
         return shape[1], shape[0]

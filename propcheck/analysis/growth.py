@@ -111,13 +111,16 @@ def _growth(curve: Profile, values: Sequence[tuple[int, int, float | None]]) -> 
         growth_exponent=(end - start) / units,
     )
     fitted = [(unit, depth, value) for unit, depth, value in usable if depth > units * SKIPPED_SHARE]
-    if len(fitted) < _MIN_POINTS:
-        return growth
-    depths, logs = [float(depth) for _, depth, _ in fitted], [value for _, _, value in fitted]
-    offset, exponent, power_residual = _fit_power(depths, logs, units)
+    return growth if len(fitted) < _MIN_POINTS else _with_law(growth, curve, fitted)
+
+
+def _with_law(growth: Growth, curve: Profile, points: Sequence[tuple[int, int, float]]) -> Growth:
+    """Return a growth with the law that fits ``points``: unit, number of blocks before it, and logarithm of the value."""
+    depths, logs = [float(depth) for _, depth, _ in points], [value for _, _, value in points]
+    offset, exponent, power_residual = _fit_power(depths, logs, len(curve.units))
     slope, exponential_residual = _fit_line(depths, logs)
-    direction = 1 if last > first else -1
-    low, high = sorted((fitted[0][0], fitted[-1][0]))
+    low, high = sorted((points[0][0], points[-1][0]))
+    direction = 1 if points[-1][0] == high else -1
     return dataclasses.replace(
         growth,
         law=_law(logs, slope * abs(depths[-1] - depths[0]), power_residual, exponential_residual),

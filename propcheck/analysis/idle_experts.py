@@ -1,4 +1,4 @@
-"""Experts that the router sent no token to: they are idle in this batch, not dead."""
+"""Find experts that received no token from the router: they are idle in this batch, not dead."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ if TYPE_CHECKING:
 
     from propcheck.records import ParameterRecord, Run
 
-# Numbered modules side by side, as blocks.3.moe.experts.0, .1 ...: the parameters of each, by its number.
+# Parameters of numbered sibling modules (blocks.3.moe.experts.0, .1, ...) by number.
 Modules = dict[str, list["ParameterRecord"]]
 
 
 def idle_parameters(run: Run) -> frozenset[str]:
-    """Give the names of the parameters of experts without a token.
+    """Return the names of the parameters of experts that received no token.
 
-    Experts are modules whose paths differ in one number, with the same parameters, in one block, all of whose observed
-    sublayers are a mixture of experts. One is idle if none of its parameters was used or got a gradient above zero, while
-    those of another did.
+    Experts are modules of one block whose paths differ in one number, with the same parameters, in a mixture of experts. An
+    expert is idle if none of its parameters was used or has a non-zero gradient, while those of another expert do.
     """
     return frozenset(
         record.name for modules in _mixtures(run).values() for expert in _idle(modules) for record in modules[expert]
@@ -29,24 +28,25 @@ def idle_parameters(run: Run) -> frozenset[str]:
 
 
 def idle_experts(run: Run) -> list[str]:
-    """Write a sentence for each kind of experts of which some got no token: how many of how many, and in which blocks."""
+    """Describe the idle experts in one sentence per kind: how many of how many, and in which blocks."""
     kinds: dict[tuple[str, int], list[tuple[int, int | None]]] = {}
     for prefix, modules in _mixtures(run).items():
         if idle := _idle(modules):
             block = next(iter(modules.values()))[0].block
             kinds.setdefault((pattern(prefix), len(modules)), []).append((len(idle), block))
-    return [_sentence(total, found) for (_, total), found in kinds.items()]
+    return [_sentence(total, idle) for (_, total), idle in kinds.items()]
 
 
-def _sentence(total: int, found: Sequence[tuple[int, int | None]]) -> str:
-    low, high = min(idle for idle, _ in found), max(idle for idle, _ in found)
-    blocks = [block for _, block in found if block is not None]
+def _sentence(total: int, idle: Sequence[tuple[int, int | None]]) -> str:
+    counts = [amount for amount, _ in idle]
+    low, high = min(counts), max(counts)
+    blocks = [block for _, block in idle if block is not None]
     where = f" of {places('block', blocks)}" if blocks else ""
-    return f"{low if low == high else f'{low} to {high}'} of {count(total, 'expert')}{where} got no token in this batch."
+    return f"{low if low == high else f'{low} to {high}'} of {count(total, 'expert')}{where} received no token in this batch."
 
 
 def _mixtures(run: Run) -> dict[str, Modules]:
-    """Find the mixtures of experts of which at least one expert got a gradient, by the path that their numbers follow."""
+    """Return the mixtures of experts with at least one gradient, by the path in front of their numbers."""
     numbered: dict[str, Modules] = {}
     for record in run.parameters:
         if record.kind != "parameter":
@@ -63,12 +63,15 @@ def _is_mixture(prefix: str, modules: Mapping[str, Sequence[ParameterRecord]]) -
     if {record.sublayer for record in records} - {None} != {"moe"} or len({record.block for record in records}) > 1:
         return False
     layouts = {
-        tuple(sorted((path(r).removeprefix(f"{prefix}.{name}"), r.shape) for r in members)) for name, members in modules.items()
+        tuple(sorted((path(record).removeprefix(f"{prefix}.{name}"), record.shape) for record in members))
+        for name, members in modules.items()
     }
     return len(modules) > 1 and len(layouts) == 1 and any(record.grad_state == "norm" for record in records)
 
 
 def _idle(modules: Mapping[str, Sequence[ParameterRecord]]) -> list[str]:
     return [
-        name for name, members in modules.items() if all(r.used is False or r.grad_state in ("zero", "none") for r in members)
+        name
+        for name, members in modules.items()
+        if all(record.used is False or record.grad_state in ("zero", "none") for record in members)
     ]

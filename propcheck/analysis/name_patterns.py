@@ -1,4 +1,4 @@
-"""Parameters that are the same in many places: one name but for its numbers, ``blocks.*.mixer.A_log``."""
+"""Group parameters whose names differ only in numbers, ``blocks.*.mixer.A_log``, and name them in messages."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ if TYPE_CHECKING:
 
     from propcheck.records import ParameterRecord
 
-# Names of one fault that are listed by themselves; more of them are one finding together.
-_MOST = 5
+# Number of patterns that are reported one by one; more of them become a single finding.
+_MAX_PATTERNS = 5
 
 
 def path(record: ParameterRecord) -> str:
-    """Give the first name of a parameter, of several that are tied."""
+    """Return the name of a parameter; for tied parameters, the first name."""
     return record.name.partition(" = ")[0]
 
 
 def pattern(name: str) -> str:
-    """Write ``*`` for each part of a dotted name that is a number."""
+    """Replace each part of a dotted name that is a number by ``*``."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def numbers(name: str) -> tuple[int, ...]:
-    """Give the parts of a dotted name that are numbers."""
+    """Return the parts of a dotted name that are numbers."""
     return tuple(int(part) for part in name.split(".") if part.isdecimal())
 
 
 def families(records: Iterable[ParameterRecord]) -> list[list[ParameterRecord]]:
-    """Put together what has one pattern, role and shape, in the order of the numbers in its names."""
-    found: dict[object, list[ParameterRecord]] = {}
+    """Group parameters of one pattern, role and shape, each group in the order of the numbers in its names."""
+    groups: dict[object, list[ParameterRecord]] = {}
     for record in records:
-        found.setdefault((pattern(path(record)), record.role, record.shape), []).append(record)
-    return [sorted(members, key=lambda record: numbers(path(record))) for members in found.values()]
+        groups.setdefault((pattern(path(record)), record.role, record.shape), []).append(record)
+    return [sorted(members, key=lambda record: numbers(path(record))) for members in groups.values()]
 
 
 def folded(records: Iterable[ParameterRecord]) -> list[list[ParameterRecord]]:
-    """Put together what has one fault and so is one finding: one pattern each, or everything where patterns are many."""
-    found: dict[str, list[ParameterRecord]] = {}
+    """Group parameters with one fault into findings: one per pattern, or a single one if there are many patterns."""
+    groups: dict[str, list[ParameterRecord]] = {}
     for record in records:
-        found.setdefault(pattern(path(record)), []).append(record)
-    if len(found) > _MOST:
-        return [[record for members in found.values() for record in members]]
-    return list(found.values())
+        groups.setdefault(pattern(path(record)), []).append(record)
+    if len(groups) > _MAX_PATTERNS:
+        return [[record for members in groups.values() for record in members]]
+    return list(groups.values())
 
 
 def subject(records: Sequence[ParameterRecord]) -> str:
-    """Write ``The parameter a.b``, or ``The 48 parameters blocks.*.a.b (blocks 0 to 62)``, or the first names of many."""
+    """Return ``The parameter a.b``, ``The 48 parameters blocks.*.a.b (blocks 0 to 62)``, or the first names of many."""
     kinds = {record.kind for record in records}
     noun = kinds.pop() if len(kinds) == 1 else "tensor"
     if len(records) == 1:
         return f"The {noun} {records[0].name}"
-    alike: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for record in records:
-        alike.setdefault(pattern(path(record)), []).append(path(record))
-    more = f" and {count(len(alike) - _MOST, 'more name')}" if len(alike) > _MOST else ""
-    listed = f"{', '.join(_common(names) for names in list(alike.values())[:_MOST])}{more}"
+        names.setdefault(pattern(path(record)), []).append(path(record))
+    more = f" and {count(len(names) - _MAX_PATTERNS, 'more name')}" if len(names) > _MAX_PATTERNS else ""
+    listed = f"{', '.join(_common(alike) for alike in list(names.values())[:_MAX_PATTERNS])}{more}"
     return f"The {count(len(records), noun)} {listed}{_blocks(records)}"
 
 
 def _common(names: Sequence[str]) -> str:
-    """Write ``*`` for each part in which names of one pattern differ: a single name stays as it is."""
+    """Replace each part in which names of one pattern differ by ``*``."""
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
@@ -74,11 +74,11 @@ def _blocks(records: Sequence[ParameterRecord]) -> str:
     return f" ({places('block', blocks)})" if blocks else ""
 
 
-def verb(records: Sequence[ParameterRecord], one: str, many: str) -> str:
-    """Choose the form of a verb that goes with :func:`subject`."""
-    return one if len(records) == 1 else many
+def verb(records: Sequence[ParameterRecord], singular: str, plural: str) -> str:
+    """Return the singular or plural form of a verb, to match :func:`subject`."""
+    return singular if len(records) == 1 else plural
 
 
 def place(record: ParameterRecord) -> Place:
-    """Name a parameter as a place."""
+    """Return the place of a parameter."""
     return Place(block=record.block, sublayer=record.sublayer, parameter=record.name)

@@ -22,7 +22,7 @@ def settings_note(base: str, differing: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def comparable(run: Run, base: Run) -> bool:
-    """Whether two runs saw the same inputs with the same seeds in the same precision, at sites of the same number."""
+    """Return whether two runs have the same inputs, seeds, precision and number of sites."""
     return (run.inputs, run.seeds, run.precision, run.model.sites) == (
         base.inputs,
         base.seeds,

@@ -31,7 +31,7 @@ def gate_results(gate: GateResult, location: Location | None) -> Results:
     gate
         The gate.
     location
-        The file that annotations point at.
+        File for annotations to point at.
     """
     return Results(
         command="gate",
@@ -53,7 +53,7 @@ def comparison_results(comparison: RunComparison, location: Location | None) -> 
     comparison
         The comparison.
     location
-        The file that annotations point at.
+        File for annotations to point at.
     """
     checks = [_check(name, quantity.label, f"The {quantity.phrase} differs.") for name, quantity in QUANTITIES.items()]
     checks.append(_check("findings", "findings", "A finding is in only one of the runs."))

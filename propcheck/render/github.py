@@ -1,10 +1,10 @@
-"""Findings as workflow commands of GitHub Actions: annotations on the file that stands for the target."""
+"""Findings as annotations for GitHub Actions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propcheck.render.results import told
+from propcheck.render.results import full_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,18 +16,18 @@ _COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "note"
 
 
 def to_github(results: Results) -> str:
-    """Write one annotation a finding, the worst first as the findings come.
+    """Write one annotation per finding, in the order of the findings.
 
     Parameters
     ----------
     results
-        What was found.
+        Results of a command.
 
     Returns
     -------
     str
-        One workflow command a line; empty where nothing was found. Of each kind GitHub shows ten a step beside the code; the
-        step's log shows all.
+        One workflow command per line; empty without findings. GitHub shows ten annotations of each kind per step next to the
+        code, and all of them in the log.
     """
     return "".join(_command(finding, results) + "\n" for finding in results.findings)
 
@@ -36,10 +36,10 @@ def _command(finding: Finding, results: Results) -> str:
     properties = {"title": f"{finding.rule} {finding.name}"}
     if results.location is not None:
         properties = {"file": results.location.file, "line": str(results.location.line), **properties}
-    return f"::{_COMMANDS[finding.severity]} {_properties(properties)}::{_data(told(finding))}"
+    return f"::{_COMMANDS[finding.severity]} {_properties(properties)}::{_data(full_text(finding))}"
 
 
-# What GitHub decodes, and nothing else: escapeData and escapeProperty of its own toolkit, packages/core/src/command.ts in
+# Escapes exactly what GitHub decodes: escapeData and escapeProperty in packages/core/src/command.ts of
 # github.com/actions/toolkit.
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,4 +1,4 @@
-"""Results as a JUnit report: a test case a check, which fails where it found something of a failing severity."""
+"""Results as a JUnit report: one test case per check, which fails if it has a finding of a failing severity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from propcheck.formatting import count
-from propcheck.render.results import told
+from propcheck.render.results import full_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from propcheck.records import Finding
     from propcheck.render.results import Check, Results
 
-# What XML 1.0 has no way to write, escaped or not (the production Char).
+# Characters that XML 1.0 cannot represent, escaped or not (the production Char).
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -25,13 +25,13 @@ def to_junit(results: Results) -> str:
     Parameters
     ----------
     results
-        What was judged and found.
+        Results of a command.
 
     Returns
     -------
     str
-        An XML document of one suite. Findings of a severity that does not fail are in the ``system-out`` of their test case,
-        the facts in that of the suite. ``time`` is the suite's, in seconds, left out where it is not known.
+        An XML document with one suite. Findings that do not fail are in the ``system-out`` of their test case, the facts in
+        that of the suite. ``time`` is in seconds, and left out if unknown.
     """
     cases = [_case(check, results) for check in results.checks]
     failures = sum(case.find("failure") is not None for case in cases)
@@ -50,26 +50,26 @@ def to_junit(results: Results) -> str:
 
 
 def _case(check: Check, results: Results) -> ET.Element:
-    found = [finding for finding in results.findings if finding.rule == check.id]
-    failing = [finding for finding in found if finding.severity in results.failing]
-    others = [finding for finding in found if finding.severity not in results.failing]
-    # Readers group test cases by package and class, which they take from the dots of classname.
+    findings = [finding for finding in results.findings if finding.rule == check.id]
+    failing = [finding for finding in findings if finding.severity in results.failing]
+    others = [finding for finding in findings if finding.severity not in results.failing]
+    # Viewers group test cases by package and class, split at the dots of classname.
     attributes = {"name": f"{check.id} {check.name}", "classname": f"propcheck.{results.command}"}
     if results.location is not None:
         attributes |= {"file": results.location.file, "line": str(results.location.line)}
     case = _element("testcase", attributes)
     if failing:
-        # One element however many findings: several are not shown, or refused, by some readers.
+        # Only one failure element: some viewers hide or refuse several.
         rest = f" (and {count(len(failing) - 1, 'finding')} more)" if len(failing) > 1 else ""
-        about = {"message": failing[0].message + rest, "type": failing[0].severity}
-        case.append(_element("failure", about, _text(failing)))
+        summary = {"message": failing[0].message + rest, "type": failing[0].severity}
+        case.append(_element("failure", summary, _text(failing)))
     if others:
         case.append(_element("system-out", text=_text(others)))
     return case
 
 
 def _text(findings: Sequence[Finding]) -> str:
-    return "\n\n".join(f"{finding.severity}: {told(finding)}" for finding in findings)
+    return "\n\n".join(f"{finding.severity}: {full_text(finding)}" for finding in findings)
 
 
 def _element(tag: str, attributes: dict[str, str] | None = None, text: str | None = None) -> ET.Element:

@@ -1,4 +1,4 @@
-"""A run as GitHub-flavoured Markdown that fits a job summary, and the parts that other commands write theirs with."""
+"""A run as GitHub-flavoured Markdown that fits a job summary, and the building blocks for the pages of other commands."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from propcheck.analysis import profile as depth
+from propcheck.analysis.profile import profile
 from propcheck.formatting import count
-from propcheck.records import SEVERITIES
+from propcheck.render.summary import finding_counts, summary_lines, title
 from propcheck.render.terminal.columns import block_columns, one_line_names
-from propcheck.render.terminal.run_table import summary_lines, title
 from propcheck.render.terminal.seed_spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from propcheck.analysis.profile import Profile
     from propcheck.records import Finding, Place, Run
+    from propcheck.render.terminal.columns import TableColumn
 
-# Bytes. GitHub takes 1 MiB a step for its summary and refuses more whole ("Isolation and limits for job summaries" in its page
-# of workflow commands); the rest is room for what else the step writes there.
+# Bytes. GitHub accepts 1 MiB per step for its summary and drops a larger one ("Isolation and limits for job summaries" in its
+# page on workflow commands); the rest is left for what else the step writes.
 LIMIT = 900_000
-# Rows of a long table that are shown, and of these how many at either end: this tool's own choice, a screen of text.
-_MOST_ROWS, _AT_EITHER_END = 24, 6
+# Tables of at most this many rows are shown whole, which is a screen of text; of longer ones, the rows at both ends.
+_MAX_ROWS, _END_ROWS = 24, 6
 
 _CODE = re.compile(r"(`[^`]+`)")
 _SPECIAL = re.compile(r"([\\`*_\[\]~])")
-_LEADING = re.compile(r"^(\d*)([-+#=.)])")  # what makes a heading or a list at the start of a line
+_LEADING = re.compile(r"^(\d*)([-+#=.)])")  # starts a heading or a list
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -41,25 +42,25 @@ def scan_markdown(run: Run) -> str:
     Returns
     -------
     str
-        Heading, what was scanned, findings, a table by block and the summary; at most ``LIMIT`` bytes of UTF-8, findings that
-        go over it being counted and left out. Of a long table the ends and the blocks that a finding names are shown.
+        Heading, title, findings, a table by block and the summary, at most ``LIMIT`` bytes of UTF-8. Findings beyond that are
+        counted and left out. A long table shows both ends and the blocks of the findings.
     """
-    curve = depth.profile(run)
-    head = [f"## propcheck scan: {escape(run.target)}", escape(title(run)), f"### Findings: {counts(run.findings)}"]
+    curve = profile(run)
+    head = [f"## propcheck scan: {escape(run.target)}", escape(title(run)), f"### Findings: {finding_counts(run.findings)}"]
     tail = [f"### By {curve.noun}", _blocks(run, curve)] if curve.sites else []
-    tail += ["### Summary", bullets(summary_lines(run, curve))]
+    tail += ["### Summary", bullets(summary_lines(run))]
     return page(head, findings_markdown(run.findings), tail)
 
 
 def page(head: Sequence[str], items: Sequence[str], tail: Sequence[str]) -> str:
-    """Join the parts of a page, with as many of the items between head and tail as fit into ``LIMIT`` bytes.
+    """Join the parts of a page, with as many items between head and tail as fit into ``LIMIT`` bytes.
 
     Parameters
     ----------
     head, tail
-        Finished Markdown, a block each; what makes them up must itself be bounded.
+        Blocks of Markdown, of bounded size.
     items
-        The entries of one list; those that do not fit are counted at its end.
+        Entries of one list; those that do not fit are counted at its end.
     """
     room = LIMIT - len("\n\n".join([*head, *tail]).encode("utf-8", "replace")) - 200
     kept: list[str] = []
@@ -69,20 +70,27 @@ def page(head: Sequence[str], items: Sequence[str], tail: Sequence[str]) -> str:
             break
         kept.append(item)
     if len(kept) < len(items):
-        kept.append(f"- {len(items) - len(kept)} of {len(items)} left out, to fit a job summary; the JSON has all.")
+        kept.append(f"- {len(items) - len(kept)} of {len(items)} omitted to fit a job summary; the JSON output has all.")
     return "\n\n".join([*head, "\n".join(kept), *tail]) + "\n"
 
 
 def findings_markdown(findings: Sequence[Finding]) -> list[str]:
-    """Write findings as a list, an entry each: severity, rule, where, message, what to do; one entry where there is none."""
+    """Write each finding as a list entry: severity, rule, place, message, remedy; without findings, one entry that says so."""
     return [_finding(finding) for finding in findings] or ["No findings."]
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
-    """Write a table of plain texts, which are escaped here; the first ``text`` columns are words, the others numbers."""
-    rule = ["---" if i < text else "---:" for i in range(len(headings))]
-    lines = [[_cell(one) for one in headings], rule, *([_cell(one) for one in row] for row in rows)]
+    """Write a table of plain text, which is escaped here; the first ``text`` columns are words, the others numbers."""
+    alignment = ["---" if i < text else "---:" for i in range(len(headings))]
+    lines = [[_cell(cell) for cell in headings], alignment, *([_cell(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def columns_table(columns: Sequence[TableColumn], keep: Callable[[int], bool] | None = None) -> str:
+    """Write the columns of a terminal table as a Markdown table; with ``keep``, shortened as by :func:`elided`."""
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    text = next((i for i, column in enumerate(columns) if i and not column.text), len(columns))
+    return table(one_line_names(columns), rows if keep is None else elided(rows, keep), text=text)
 
 
 def bullets(sentences: Iterable[str]) -> str:
@@ -91,26 +99,26 @@ def bullets(sentences: Iterable[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Write plain text on one line so that Markdown shows it as it is; what stands in backticks stays code."""
+    """Escape plain text for one line of Markdown; text in backticks stays code."""
     return _LEADING.sub(r"\1\\\2", _inline(text))
 
 
 def elided(rows: Sequence[Sequence[str]], keep: Callable[[int], bool] = lambda _: False) -> list[Sequence[str]]:
-    """Leave out the middle of many rows; a row in its place says how many.
+    """Replace the middle of a long table by rows that say how many were left out.
 
     Parameters
     ----------
     rows
         The rows of a table.
     keep
-        Whether the row of this index is to be shown wherever it is.
+        Whether to show the row of this index wherever it is.
     """
-    if len(rows) <= _MOST_ROWS:
+    if len(rows) <= _MAX_ROWS:
         return list(rows)
     shown: list[Sequence[str]] = []
     gap = 0
     for index, row in enumerate(rows):
-        if _AT_EITHER_END <= index < len(rows) - _AT_EITHER_END and not keep(index):
+        if _END_ROWS <= index < len(rows) - _END_ROWS and not keep(index):
             gap += 1
             continue
         if gap:
@@ -120,18 +128,20 @@ def elided(rows: Sequence[Sequence[str]], keep: Callable[[int], bool] = lambda _
     return shown
 
 
-def _blocks(run: Run, curve: depth.Profile) -> str:
+def _blocks(run: Run, curve: Profile) -> str:
     columns = block_columns(curve, Spread(run))
-    rows = list(zip(*(column.cells for column in columns), strict=True))
     named = {str(getattr(finding.site, curve.noun)) for finding in run.findings if finding.site is not None}
-    # A block of several rows has its label in the first.
-    labels: list[str] = list(itertools.accumulate((row[0] for row in rows), lambda above, own: own or above))
-    text = sum(column.text for column in columns) + 1
-    return table(one_line_names(columns), elided(rows, lambda index: labels[index] in named), text=text)
+    # A block of several rows has its number in the first alone.
+    labels: list[str] = list(itertools.accumulate(columns[0].cells, _last_named))
+    return columns_table(columns, lambda index: labels[index] in named)
+
+
+def _last_named(previous: str, cell: str) -> str:
+    return cell or previous
 
 
 def _finding(finding: Finding) -> str:
-    where = place_in_words(finding.site)
+    where = _place(finding.site)
     head = f"- **{finding.severity} {finding.rule} {escape(finding.name)}**" + (f", {where}" if where else "")
     lines = [head, escape(finding.message)]
     if finding.remedy:
@@ -141,8 +151,7 @@ def _finding(finding: Finding) -> str:
     return "<br>\n  ".join(lines)
 
 
-def place_in_words(place: Place | None) -> str:
-    """Write a place as Markdown: block, sublayer, module and parameter; empty where nothing is known of it."""
+def _place(place: Place | None) -> str:
     if place is None:
         return ""
     parts = [
@@ -153,11 +162,6 @@ def place_in_words(place: Place | None) -> str:
         place.parameter and _code(place.parameter),
     ]
     return ", ".join(part for part in parts if part)
-
-
-def counts(findings: Sequence[Finding]) -> str:
-    """Write ``1 error, 0 warnings, 3 notes``."""
-    return ", ".join(count(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES)
 
 
 def _code(text: str) -> str:

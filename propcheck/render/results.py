@@ -1,6 +1,6 @@
-"""What one command found, in the form that machines read: the checks that were made and the findings, with a file to point at.
+"""Results of a command for machine-readable formats: its checks, its findings, and a file for annotations to point at.
 
-The renderers for GitHub, JUnit and SARIF know this and nothing else, so that scan, compare and gate look alike there.
+The GitHub, JUnit and SARIF renderers take nothing else, so scan, compare and gate look the same there.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from propcheck import rules
-from propcheck.analysis import profile as depth
-from propcheck.render.terminal.run_table import summary_lines
+from propcheck.render.summary import summary_lines
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,10 +22,18 @@ Command = Literal["scan", "compare", "gate"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that was judged, whether it found anything or not.
+    """A rule or another check that was made, with or without findings.
 
-    ``severity`` is the default one; a finding may have another. ``summary`` is plain text of a sentence or two, ``help`` is
-    Markdown.
+    Attributes
+    ----------
+    id, name
+        ``PC201``, ``explosion``.
+    severity
+        Default severity; a finding may have another.
+    summary
+        One or two sentences of plain text.
+    help
+        Markdown.
     """
 
     id: str
@@ -38,31 +45,31 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What one command judged and found.
+    """The checks and findings of one command.
 
     Parameters
     ----------
     command
         The command.
     subject
-        What was judged, as the user named it.
+        The target, as the user named it.
     location
-        The file that stands for it, which annotations point at; None where there is none below the working directory.
+        File for annotations to point at; None if the target has none below the working directory.
     checks
-        Everything that was judged, each id once.
+        All checks, each id once.
     findings
-        What was found, each by one of the checks.
+        Findings, each of one of the checks.
     failing
-        The severities that give status 1.
+        Severities that give exit status 1.
     facts
-        Sentences that sum it up.
+        Sentences of the summary.
     seconds
-        Wall time; None where it is not known.
+        Wall time; None if unknown.
 
     Raises
     ------
     ValueError
-        A finding is of no check: it would be in no test case and of no rule.
+        If a finding belongs to no check, or two checks have the same id.
     """
 
     command: Command
@@ -75,11 +82,11 @@ class Results:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        known = [check.id for check in self.checks]
-        if len(set(known)) < len(known):
-            raise ValueError(f"a check is there twice: {', '.join(known)}")
-        if unknown := sorted({finding.rule for finding in self.findings} - set(known)):
-            raise ValueError(f"findings of no check: {', '.join(unknown)}")
+        ids = [check.id for check in self.checks]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"two checks have the same id: {', '.join(ids)}")
+        if unknown := sorted({finding.rule for finding in self.findings} - set(ids)):
+            raise ValueError(f"findings without a check: {', '.join(unknown)}")
 
 
 def scan_results(
@@ -90,18 +97,18 @@ def scan_results(
     select: Collection[str] = (),
     ignore: Collection[str] = (),
 ) -> Results:
-    """Give the results of a scan.
+    """Return the results of a scan.
 
     Parameters
     ----------
     run
         The run, with its findings.
     failing
-        The severities that give status 1.
+        Severities that give exit status 1.
     location
-        As :func:`propcheck.render.source_location.location_of` gives it for ``run.target``.
+        :func:`propcheck.render.source_location.location_of` of ``run.target``.
     select, ignore
-        As they were given to :func:`propcheck.rules.judge`.
+        Rules selected and ignored in :func:`propcheck.rules.judge`.
     """
     return Results(
         command="scan",
@@ -110,17 +117,17 @@ def scan_results(
         checks=tuple(rule_check(rule) for rule in rules.chosen(select, ignore)),
         findings=run.findings,
         failing=failing,
-        facts=tuple(summary_lines(run, depth.profile(run))),
+        facts=tuple(summary_lines(run)),
         seconds=run.engine.wall_seconds,
     )
 
 
 def rule_check(rule: rules.Rule) -> Check:
-    """Give a rule as a check."""
+    """Return the check of a rule."""
     return Check(id=rule.id, name=rule.name, severity=rule.severity, summary=rule.sees, help=rules.explain(rule.id))
 
 
-def told(finding: Finding) -> str:
-    """Say all that a finding says, in plain text: what and where, what to do, and what follows from it."""
+def full_text(finding: Finding) -> str:
+    """Return the message, remedy and consequences of a finding as plain text."""
     also = f"\nAlso: {', '.join(finding.also)}." if finding.also else ""
     return f"{finding.message}\n{finding.remedy}{also}"

@@ -1,6 +1,6 @@
-"""Results as a SARIF 2.1.0 log, which code scanning services read.
+"""Results as a SARIF 2.1.0 log for code scanning services.
 
-The standard: https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/sarif-v2.1.0-errata01-os-complete.html
+Standard: https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/sarif-v2.1.0-errata01-os-complete.html
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from propcheck import __version__
 from propcheck.records.document import dumps
-from propcheck.render.results import told
+from propcheck.render.results import full_text
 
 if TYPE_CHECKING:
     from propcheck.records import Finding, Place
@@ -30,24 +30,24 @@ def to_sarif(results: Results) -> str:
     Parameters
     ----------
     results
-        What was judged and found.
+        Results of a command.
 
     Returns
     -------
     str
-        Strict JSON without a final newline; a non-finite number is the string "NaN", "Infinity" or "-Infinity". The facts and
-        the severities that fail are properties of the run; a result without a file has its place among its properties.
+        Strict JSON without a final newline; a non-finite number is the string "NaN", "Infinity" or "-Infinity". Facts and
+        failing severities are properties of the run, and the place of a finding is a property of its result.
     """
     index = {check.id: position for position, check in enumerate(results.checks)}
-    prints = _fingerprints(results)
+    fingerprints = _fingerprints(results)
     run = {
-        "tool": {"driver": {"name": "propcheck", "version": __version__, "rules": [_rule(one) for one in results.checks]}},
-        # What is before the last slash tells logs of one commit apart: two targets are two analyses.
+        "tool": {"driver": {"name": "propcheck", "version": __version__, "rules": [_rule(check) for check in results.checks]}},
+        # The part before the last slash distinguishes the logs of one commit: each target is an analysis of its own.
         "automationDetails": {"id": f"propcheck/{results.command}/{results.subject}/"},
         "columnKind": "unicodeCodePoints",
         "results": [
             _result(finding, index[finding.rule], results.location, fingerprint)
-            for finding, fingerprint in zip(results.findings, prints, strict=True)
+            for finding, fingerprint in zip(results.findings, fingerprints, strict=True)
         ],
         "properties": {"facts": list(results.facts), "failing": list(results.failing), "seconds": results.seconds},
     }
@@ -70,11 +70,11 @@ def _result(finding: Finding, rule: int, location: Location | None, fingerprint:
         "ruleId": finding.rule,
         "ruleIndex": rule,
         "level": finding.severity,
-        "message": _message(told(finding)),
-        # A location that names no file makes GitHub refuse the whole log, "expected a physical location".
+        "message": _message(full_text(finding)),
+        # GitHub refuses a log with a location that has no file: "expected a physical location".
         **({} if location is None else {"locations": [_location(location, finding.site)]}),
-        # GitHub goes by the second alone. Where it is missing, the upload hashes the text of the line, which is the same for
-        # all findings of a file (github.com/github/codeql issue 6367, github.com/microsoft/sarif-sdk pull request 2985).
+        # GitHub uses only the second. If it is missing, the upload hashes the text of the line, which is the same for all
+        # findings of a file (github.com/github/codeql issue 6367, github.com/microsoft/sarif-sdk pull request 2985).
         "partialFingerprints": {"propcheckFinding/v1": fingerprint, "primaryLocationLineHash": fingerprint},
         "properties": {
             "metric": finding.metric,
@@ -88,7 +88,7 @@ def _result(finding: Finding, rule: int, location: Location | None, fingerprint:
 
 def _location(location: Location, place: Place | None) -> dict[str, Any]:
     physical = {
-        # A relative reference, in which a space is not allowed and a colon would end a scheme.
+        # A relative reference: it cannot contain a space, and a colon would end a scheme.
         "artifactLocation": {"uri": quote(os.fsencode(location.file)), "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": location.line},
     }
@@ -97,7 +97,7 @@ def _location(location: Location, place: Place | None) -> dict[str, Any]:
 
 
 def _logical(place: Place) -> list[dict[str, str]]:
-    """Name the parts of a place, the widest first."""
+    """Return the parts of a place, the outermost first."""
     parts = (
         ("block", None if place.block is None else f"block {place.block}"),
         ("sublayer", place.sublayer),
@@ -109,15 +109,15 @@ def _logical(place: Place) -> list[dict[str, str]]:
 
 
 def _fingerprints(results: Results) -> list[str]:
-    """Identify each finding by what stays from one run to the next: its rule, metric and place, not its numbers and words."""
+    """Identify each finding by what is stable between runs: rule, metric and place, but not values and wording."""
     seen: dict[str, int] = {}
-    prints = []
+    fingerprints = []
     for finding in results.findings:
         place = None if finding.site is None else dataclasses.asdict(finding.site)
         key = json.dumps([results.command, results.subject, finding.rule, finding.metric, place])
         seen[key] = seen.get(key, 0) + 1
-        prints.append(hashlib.sha256(f"{key}:{seen[key]}".encode()).hexdigest())
-    return prints
+        fingerprints.append(hashlib.sha256(f"{key}:{seen[key]}".encode()).hexdigest())
+    return fingerprints
 
 
 def _message(text: str) -> dict[str, str]:
@@ -125,5 +125,5 @@ def _message(text: str) -> dict[str, str]:
 
 
 def _braced(text: str) -> str:
-    """Write braces that are no placeholder, as section 3.11.5 wants them."""
+    """Escape braces, which would start a placeholder (section 3.11.5)."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""The file that stands for a target, for annotations to point at; nothing is imported to find it."""
+"""Find the source file and line of a target, for annotations; never imports the target."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A file relative to the working directory, with forward slashes, and a line of it from 1."""
+    """A file relative to the working directory, with forward slashes, and a line number from 1."""
 
     file: str
     line: int = 1
 
 
 def location_of(target: str) -> Location | None:
-    """Find the file that ``target`` names.
+    """Return the source location of a target.
 
     Parameters
     ----------
     target
-        As the user named it (``Run.target``).
+        The target, as the user named it (``Run.target``).
 
     Returns
     -------
     Location or None
-        The probe file, the ``config.json``, or the definition of the callable (line 1 of its file where that does not define
-        it). None where there is no such file below the working directory: a probe bundled with an installed propcheck, an
-        installed package, a run that was made elsewhere.
+        The probe file, the ``config.json``, or the definition of the callable (line 1 of its file if it is defined elsewhere).
+        None if the file is not below the working directory: a probe bundled with an installed propcheck, an installed package,
+        or a run from another machine.
     """
     bundled = bundled_probes()
     if target in bundled:
@@ -55,7 +55,7 @@ def location_of(target: str) -> Location | None:
 def _located(path: Path, name: str | None = None) -> Location | None:
     if not path.is_file():
         return None
-    # As it was named first: a link that lies in the working directory is what the user knows.
+    # The path as given comes first: the user knows a link in the working directory, not its destination.
     for file, folder in ((Path(os.path.abspath(path)), Path.cwd()), (path.resolve(), Path.cwd().resolve())):  # noqa: PTH100
         if file.is_relative_to(folder):
             return Location(file.relative_to(folder).as_posix(), 1 if name is None else _line(path, name))
@@ -63,7 +63,7 @@ def _located(path: Path, name: str | None = None) -> Location | None:
 
 
 def _module_file(name: str) -> Path | None:
-    """Find a module as Python would, in the working directory first; not what is installed."""
+    """Find a module as Python would, in the working directory first; None for an installed package."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     for root in (Path.cwd(), *map(Path, sys.path)):
@@ -75,23 +75,23 @@ def _module_file(name: str) -> Path | None:
 
 
 def _line(path: Path, name: str) -> int:
-    """Give the line that defines ``name`` in a module, the last one as the module's own run has it; 1 where none does."""
+    """Return the line of the last definition of ``name`` in a module, the one that is in effect; 1 if there is none."""
     try:
         with tokenize.open(path) as file:
             tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):  # it was not this file that ran
+    except (OSError, SyntaxError, ValueError):  # another file was run
         return 1
-    return max((line for found, line in _definitions(tree.body) if found == name), default=1)
+    return max((line for defined, line in _definitions(tree.body) if defined == name), default=1)
 
 
 def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:
-    """Give each name that is defined at the top level, also below an ``if`` or ``try``, with its line."""
+    """Yield each name defined at the top level, also below an ``if`` or ``try``, with its line."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name, statement.lineno
             continue
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        yield from ((one.id, statement.lineno) for one in targets if isinstance(one, ast.Name))
+        yield from ((target.id, statement.lineno) for target in targets if isinstance(target, ast.Name))
         for block in ("body", "orelse", "finalbody"):
             yield from _definitions(getattr(statement, block, ()))
         for handler in getattr(statement, "handlers", ()):

@@ -1,4 +1,4 @@
-"""Which experts got no token."""
+"""Which experts received no token."""
 
 import dataclasses
 
@@ -17,24 +17,24 @@ def sentences(parameters):
 
 def test_they_are_counted_over_the_blocks():
     parameters = mixture(blocks=8, experts=8, idle=(0, 3, 7), **NO_TOKEN)
-    assert sentences(parameters) == ["3 of 8 experts of blocks 0 to 7 got no token in this batch."]
+    assert sentences(parameters) == ["3 of 8 experts of blocks 0 to 7 received no token in this batch."]
 
 
 def test_a_range_is_given_where_blocks_differ():
     some = [p for p in mixture(blocks=2, experts=4, idle=(0, 1), **NO_TOKEN) if p.block == 0]
     more = [p for p in mixture(blocks=2, experts=4, idle=(0, 1, 2), **NO_TOKEN) if p.block == 1]
-    assert sentences([*some, *more]) == ["2 to 3 of 4 experts of blocks 0 to 1 got no token in this batch."]
+    assert sentences([*some, *more]) == ["2 to 3 of 4 experts of blocks 0 to 1 received no token in this batch."]
 
 
 def test_blocks_whose_experts_all_got_one_do_not_count():
     some = [p for p in mixture(blocks=2, experts=4, idle=(2,), **NO_TOKEN) if p.block == 0]
     none = [p for p in mixture(blocks=2, experts=4, idle=()) if p.block == 1]
-    assert sentences([*some, *none]) == ["1 of 4 experts of block 0 got no token in this batch."]
+    assert sentences([*some, *none]) == ["1 of 4 experts of block 0 received no token in this batch."]
 
 
 def test_a_model_without_blocks_has_them_too():
     parameters = [dataclasses.replace(p, block=None) for p in mixture(blocks=1, experts=4, idle=(2,), **NO_TOKEN)]
-    assert sentences(parameters) == ["1 of 4 experts got no token in this batch."]
+    assert sentences(parameters) == ["1 of 4 experts received no token in this batch."]
 
 
 @pytest.mark.parametrize("state", ["zero", "none"])

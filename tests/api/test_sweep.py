@@ -129,7 +129,7 @@ def test_a_slip_in_an_option_ends_the_sweep_at_once(arguments, message, capsys, 
 def test_each_cell_is_a_whole_run_equal_to_a_scan_of_its_own(capsys):
     assert sweep("small.toml", "--vary", "residual.placement=pre,post", "--vary", "model.layers=2,8", plots=True) == 0
     place = Path("reports/small-sweep")
-    assert "4 scanned, 0 done before, 0 failed" in capsys.readouterr().out
+    assert "4 scanned, 0 up to date, 0 failed" in capsys.readouterr().out
     cell = place / "placement=post,layers=8"
     files = {"sublayers.parquet", "parameters.parquet", "norms.parquet", "run.json", "forward.png", "backward.png"}
     assert {path.name for path in cell.iterdir()} == files
@@ -162,7 +162,7 @@ def test_code_that_raises_for_one_value_fails_that_cell_alone(capsys):
     assert sweep(*arguments) == 1
     out = capsys.readouterr().out
     assert out.count("ValueError: 3 heads do not divide 32") == 2
-    assert "2 scanned, 0 done before, 2 failed" in out
+    assert "2 scanned, 0 up to date, 2 failed" in out
     assert read_run(Path("reports/code-build-sweep/layers=4,heads=4")).model.blocks == 4
 
 
@@ -271,7 +271,7 @@ def test_a_cell_that_fails_leaves_no_run_of_other_settings_behind(capsys):
     assert sweep("code.py:build", "--vary", "python.args.layers=2,4") == 0
     Path("code.py").write_text(CODE.replace("if 32 % heads", "if layers == 2"))
     assert sweep("code.py:build", "--vary", "python.args.layers=2,4") == 1
-    assert "1 scanned, 0 done before, 1 failed" in capsys.readouterr().out
+    assert "1 scanned, 0 up to date, 1 failed" in capsys.readouterr().out
     with pytest.raises(PropcheckError, match="not a complete propcheck run"):
         read_run(Path("reports/code-build-sweep/layers=2"))
 
@@ -287,7 +287,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on_from_there(capsys, 
     assert scanned == [2, 4]
     assert sweep(*arguments) == 0
     assert scanned == [2, 4, 8]
-    assert "1 scanned, 2 done before, 0 failed" in capsys.readouterr().out
+    assert "1 scanned, 2 up to date, 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("folder")

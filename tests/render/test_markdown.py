@@ -114,7 +114,7 @@ def test_a_run_is_written_with_its_findings_blocks_and_summary():
         f"error PC201 explosion, block {where.block}, {where.sublayer}, {where.module}<br>\n{found.message}<br>\n"
         f"What to do. {found.remedy}"
     )
-    assert any("x1.1 a block, x405 over 63 blocks" in one for one in paragraphs)  # 1.1^63 = 405
+    assert any("x1.1 per block, x405 over 63 blocks" in one for one in paragraphs)  # 1.1^63 = 405
     cells = blocks(text, "td")
     shown = [cells[i] for i in range(0, len(cells), 9)]
     assert shown[:7] == ["0", "1", "2", "3", "4", "5", "(52 rows)"]
@@ -169,5 +169,5 @@ def test_a_page_fits_a_job_summary_and_counts_what_it_leaves_out():
     text = scan_markdown(run_of(qwen(), findings=many))
     assert 800_000 < len(text.encode()) <= markdown.LIMIT < 2**20
     shown = sum(one.startswith("error PC304") for one in blocks(text, "p"))
-    assert f"{1000 - shown} of 1000 left out, to fit a job summary; the JSON has all." in blocks(text, "p")
+    assert f"{1000 - shown} of 1000 omitted to fit a job summary; the JSON output has all." in blocks(text, "p")
     assert blocks(text, "h3")[-1] == "Summary"

@@ -74,7 +74,7 @@ def test_runs_of_the_same_sites_are_drawn_by_site_and_others_by_relative_depth(f
 
 def test_the_title_says_what_is_compared_and_the_legend_names_each(figures, tmp_path):
     figure = overlays(figures, tmp_path, [("pre", PRE), ("post", POST)], "grad_stream_norm")["grad_stream_norm.png"]
-    assert figure.axes[0].get_title() == "Gradient of the stream before each residual addition\npre against post, bf16"
+    assert figure.axes[0].get_title() == "Gradient norm of the stream at each site\npre against post, bf16"
     assert legend(figure) == ["pre", "post"]
     many = [(f"run {i}", PRE) for i in range(5)]
     figure = overlays(figures, tmp_path, many, "sum_rms")["sum_rms.png"]
@@ -126,7 +126,7 @@ def test_values_that_a_logarithm_lacks_are_marked_and_counted(figures, tmp_path)
     records[7] = dataclasses.replace(records[7], sum_rms=None)
     figure = overlays(figures, tmp_path, [("bad", run_of(records)), ("good", POST)], "sum_rms")["sum_rms.png"]
     assert figure.get_supxlabel() == (
-        "1 value zero (x at the foot), 2 values NaN or infinite (star at the top), 1 value not observed, in 1 of 2 runs"
+        "1 value zero (x at the bottom), 2 values NaN or infinite (star at the top), 1 value not observed, in 1 of 2 runs"
     )
     (axes,) = figure.axes
     marks = {

@@ -73,7 +73,7 @@ def test_the_line_of_theory_goes_through_its_values(tmp_path, monkeypatch):
         ),
     )
     plots.write_plots(run, tmp_path)
-    (forward,), (backward,) = lines["RMS"], lines["norm of the gradient"]
+    (forward,), (backward,) = lines["RMS"], lines["gradient norm"]
     assert list(forward.get_ydata())[1:] == pytest.approx([r.sum_rms for r in run.sites[1:]])
     assert list(backward.get_ydata())[1:] == pytest.approx([r.grad_stream_norm for r in run.sites[1:]])
 

@@ -9,7 +9,7 @@ from synthetic import factors, run_of
 
 from propcheck import rules
 from propcheck.errors import PropcheckError
-from propcheck.render.results import scan_results, told
+from propcheck.render.results import full_text, scan_results
 from propcheck.render.source_location import Location, location_of
 
 
@@ -42,15 +42,15 @@ def test_rules_that_were_left_out_are_no_checks():
 
 
 def test_a_finding_of_no_check_is_refused():
-    with pytest.raises(ValueError, match="findings of no check: X9"):
+    with pytest.raises(ValueError, match="findings without a check: X9"):
         results([finding("X9")])
-    with pytest.raises(ValueError, match="a check is there twice"):
+    with pytest.raises(ValueError, match="two checks have the same id"):
         results([], checks=(*CHECKS, CHECKS[0]))
 
 
 def test_a_finding_is_told_with_what_follows_from_it():
-    assert told(finding()) == "It grows.\nScale it."
-    assert told(finding(also=("PC302 at 41 sites", "PC205 at 1 site"))) == (
+    assert full_text(finding()) == "It grows.\nScale it."
+    assert full_text(finding(also=("PC302 at 41 sites", "PC205 at 1 site"))) == (
         "It grows.\nScale it.\nAlso: PC302 at 41 sites, PC205 at 1 site."
     )
 

@@ -5,7 +5,7 @@ import math
 
 from synthetic import additive, run_of
 
-from propcheck.render.terminal.fp32_line import shadow_line
+from propcheck.render.summary import shadow_line
 
 
 def shadowed(errors, seed=0):
@@ -22,8 +22,8 @@ ERRORS = [(None, 0.003, 0.05, 0.04), (0.002, 0.011, 0.04, 0.07), (0.003, 0.004, 
 
 def test_it_gives_the_end_of_the_stream_and_the_worst_update_and_gradient():
     assert shadow_line(run_of(shadowed(ERRORS))) == (
-        "Beside fp32: the stream differs by 0.42 % at the last site, updates by at most 1.1 % (site 1), gradients by at most "
-        "7 % (site 1)."
+        "Compared with fp32: the stream differs by 0.42 % at the last site, updates by at most 1.1 % (site 1), gradients by "
+        "at most 7 % (site 1)."
     )
 
 
@@ -40,7 +40,7 @@ def test_what_is_no_number_is_the_worst():
 
 def test_gradients_that_were_not_seen_are_left_out():
     line = shadow_line(run_of(shadowed([(0.1, 0.2, None, None)] * 2)))
-    assert line == "Beside fp32: the stream differs by 10 % at the last site, updates by at most 20 % (site 0)."
+    assert line == "Compared with fp32: the stream differs by 10 % at the last site, updates by at most 20 % (site 0)."
 
 
 def test_a_run_without_a_shadow_has_no_line():

@@ -86,13 +86,13 @@ def test_a_row_a_cell_in_eighty_columns():
     assert "1E 2W 1N PC201 PC205 +1" in text
     assert "none" in next(line for line in text.splitlines() if line.startswith("pre       4"))
     assert "NaN" in next(line for line in text.splitlines() if line.startswith("post      4"))
-    assert "Left out for want of width: sites, at last block." in text
+    assert "Columns hidden (terminal too narrow): sites, last grad." in text
 
 
 def test_with_room_nothing_is_left_out():
     text = printed(MIXED, width=120)
-    assert "Left out" not in text
-    assert "at last" in text
+    assert "Columns hidden" not in text
+    assert "last  gradient" in text
 
 
 def test_a_failed_cell_is_a_row_and_its_reason_stands_under_the_table():
@@ -102,7 +102,7 @@ def test_a_failed_cell_is_a_row_and_its_reason_stands_under_the_table():
     assert not any(character.isdigit() for character in row.removeprefix("post      8"))
     where = lines.index("failed placement=post, layers=8")
     assert lines[where + 1].strip() == "heads = 3 must divide | width"
-    assert "Cells: 2 scanned, 1 done before, 1 failed." in lines
+    assert "Cells: 2 scanned, 1 up to date, 1 failed." in lines
 
 
 def test_markdown_has_every_column_and_the_reasons():

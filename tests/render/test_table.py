@@ -9,11 +9,11 @@ from rich.console import Console
 from synthetic import additive, factors, parameter, post_norm, qwen, run_of
 
 from propcheck import rules
-from propcheck.analysis import profile as depth
 from propcheck.formatting import count, number, places
 from propcheck.records import LossInfo
-from propcheck.render.terminal.columns import Column
-from propcheck.render.terminal.run_table import print_columns, print_run, summary_lines
+from propcheck.render.summary import summary_lines
+from propcheck.render.terminal.columns import TableColumn
+from propcheck.render.terminal.run_table import print_columns, print_run
 
 
 def text_of(run, width=80, detail="block", **options):
@@ -36,13 +36,13 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(width, detail):
 
 def test_eighty_columns_hold_every_column_of_either_detail():
     run = run_of(qwen())
-    assert "Left out" not in text_of(run, 80, "block")
-    assert "Left out" not in text_of(run, 80, "site")
+    assert "Columns hidden" not in text_of(run, 80, "block")
+    assert "Columns hidden" not in text_of(run, 80, "site")
 
 
 def test_columns_that_do_not_fit_are_named():
-    assert "Left out for want of width: kinds" in text_of(run_of(qwen()), 50)
-    assert "Left out for want of width: mixer /stream, ffn /stream." in text_of(run_of(qwen()), 60)
+    assert "Columns hidden (terminal too narrow): kinds" in " ".join(text_of(run_of(qwen()), 44).split())
+    assert "Columns hidden (terminal too narrow): mixer /stream, ffn /stream." in " ".join(text_of(run_of(qwen()), 56).split())
 
 
 def test_a_row_a_block_shows_its_own_numbers():
@@ -79,31 +79,29 @@ def test_colours_only_repeat_words():
 
 def test_the_summary_compounds_to_what_it_says():
     run = judged(run_of(factors(64, forward=1.1, backward=0.9), path="reports/x"))
-    lines = summary_lines(run, depth.profile(run))
+    lines = summary_lines(run)
     # 1.1^63 = 405 from the end of block 0 to the end of block 63; 0.9^62 = 0.00146 from block 63 back to block 1.
-    assert "x1.1 a block, x405 over 63 blocks" in lines[0]
+    assert "x1.1 per block, x405 over 63 blocks" in lines[0]
     assert "before block 63" in lines[1]
-    assert "before block 1: x0.9 a block backward, x0.00146 over 62 blocks" in lines[1]
+    assert "before block 1: x0.9 per block backward, x0.00146 over 62 blocks" in lines[1]
     assert "as 1.1^block, an exponential, over blocks 16 to 63; growth exponent 0.0938." in lines[0]  # 63/64 ln 1.1
     assert "as 0.9^block, an exponential, over blocks 17 to 63; growth exponent -0.102." in lines[1]  # 62/64 ln 0.9
-    assert "First loss 7.000; a uniform guess has ln(1000) = 6.908." in lines
+    assert "First loss 7.000; a uniform guess gives ln(1000) = 6.908." in lines
     assert "Findings: 2 errors, 0 warnings, 0 notes." in lines
     assert "Files: reports/x" in lines
 
 
 def test_growth_by_additions_is_put_beside_what_they_give():
     run = run_of(qwen())
-    forward, backward = summary_lines(run, depth.profile(run))[:2]
-    assert "as depth^0.50, a power law, over blocks 16 to 63 (updates of one size give 0.5); growth exponent 0.0325." in forward
-    assert (
-        "as depth^-1.01, a power law, over blocks 17 to 63 (updates of one size give -0.5, of gated branches -1);" in backward
-    )
+    forward, backward = summary_lines(run)[:2]
+    assert "as depth^0.50, a power law, over blocks 16 to 63 (equal updates give 0.5); growth exponent 0.0325." in forward
+    assert "as depth^-1.01, a power law, over blocks 17 to 63 (equal updates give -0.5, gated branches -1);" in backward
 
 
 def test_a_norm_on_the_stream_has_no_such_power():
     run = run_of(post_norm(64), placement="post")
-    forward, backward = summary_lines(run, depth.profile(run))[:2]
-    assert "x1 over 63 blocks; flat over blocks 16 to 63; growth exponent 0." in forward
+    forward, backward = summary_lines(run)[:2]
+    assert "x1 over 63 blocks, flat over blocks 16 to 63; growth exponent 0." in forward
     assert "flat over blocks 17 to 63" in backward
 
 
@@ -117,14 +115,14 @@ def test_seeds_are_shown_as_median_and_spread():
     text = text_of(run)
     # Site 5 is the last of block 2: between 1 and 1.5 times, a quarter on either side of the middle.
     assert any(cell.endswith("±25%") for line in text.splitlines() if line.split()[:1] == ["2"] for cell in line.split())
-    assert "Values are medians of 3 seeds; the seeds differ by at most sum RMS x1.5 (site 5)" in " ".join(text.split())
+    assert "Values are medians over 3 seeds. Largest ratio between two seeds: sum RMS x1.5 (site 5)" in " ".join(text.split())
     assert sum(line.split()[1:2] == ["attn+mlp"] for line in text.splitlines()) == 4
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_shallow_models_and_empty_runs_print(blocks):
     assert "No findings." in text_of(run_of(additive(blocks)))
-    assert "not enough" in text_of(run_of([], loss=None))
+    assert "not observed" in text_of(run_of([], loss=None))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +167,8 @@ def test_two_streams_are_summed_up_one_by_one():
         for record in factors(8, forward=3.0)
     ]
     run = run_of([*encoder, *decoder])
-    lines = [line for line in summary_lines(run, depth.profile(run)) if line.startswith("Stream RMS")]
-    assert [line.partition(": ")[2].partition(",")[0] for line in lines] == ["x2 a block", "x3 a block"]
+    lines = [line for line in summary_lines(run) if line.startswith("Stream RMS")]
+    assert [line.partition(": ")[2].partition(",")[0] for line in lines] == ["x2 per block", "x3 per block"]
     assert "after block 7" in lines[0]
     assert "after block 8" in lines[1]
 
@@ -182,27 +180,24 @@ def test_the_head_is_summed_up_with_its_gradients():
         parameter("head.weight", role="linear", shape=(1000, 8), grad_norm=0.71),
     ]
     run = dataclasses.replace(run_of(additive(2), parameters), loss=loss)
-    line = "Logits: std 1.43 over the vocabulary, largest 6.5; gradient norm of the embedding 89, of the head 0.71."
-    assert line in summary_lines(run, depth.profile(run))
+    line = "Logits: std 1.43 over the vocabulary, largest magnitude 6.5. Gradient norm: embedding 89, head 0.71."
+    assert line in summary_lines(run)
     tied = dataclasses.replace(run, parameters=(dataclasses.replace(parameters[0], name="embedding.weight = head.weight"),))
-    assert any("of the embedding 89 (it is the head too)" in one for one in summary_lines(tied, depth.profile(tied)))
+    assert any("embedding 89 (tied to the head)" in one for one in summary_lines(tied))
     unseen = dataclasses.replace(run, loss=dataclasses.replace(loss, logit_std=None))
-    assert not any(one.startswith("Logits") for one in summary_lines(unseen, depth.profile(unseen)))
+    assert not any(one.startswith("Logits") for one in summary_lines(unseen))
 
 
 def test_the_losses_of_several_seeds_are_shown_with_their_range():
     run = dataclasses.replace(run_of(additive(2)), loss=LossInfo(13.5, math.log(1000), lowest=13.4, highest=13.61))
-    assert any(
-        "First loss 13.500 (13.400 to 13.610 over the seeds); a uniform" in one
-        for one in summary_lines(run, depth.profile(run))
-    )
+    assert any("First loss 13.500 (13.400 to 13.610 over the seeds); a uniform" in one for one in summary_lines(run))
 
 
 def test_columns_that_go_together_are_dropped_together_but_for_the_last_ones():
     def shown(width):
-        columns = [Column("block", ("1",), 9)]
+        columns = [TableColumn("block", ("1",), 9)]
         columns += [
-            Column(f"{name} {label}", ("1.00",), keep) for name, keep in (("stream", 5), ("ratio", 3)) for label in "ABC"
+            TableColumn(f"{name} {label}", ("1.00",), keep) for name, keep in (("stream", 5), ("ratio", 3)) for label in "ABC"
         ]
         console = Console(file=io.StringIO(), width=width)
         print_columns(columns, console)

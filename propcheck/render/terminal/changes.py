@@ -9,7 +9,7 @@ from propcheck.analysis.growth import factor
 from propcheck.analysis.profile import log_ratio, safe_exp
 from propcheck.comparison.quantities import QUANTITIES
 from propcheck.formatting import number, percent, times
-from propcheck.render.terminal.columns import Column
+from propcheck.render.terminal.columns import TableColumn, columns_from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from propcheck.comparison.compare import QuantityChange
     from propcheck.records import Growth, Place
 
-# Characters of a place; of a longer name the end says more.
-_PLACE = 20
+# Longest name of a place, in characters; a longer one loses its start.
+_MAX_NAME = 20
 
 
-def change_columns(changes: Sequence[QuantityChange], base: str, other: str) -> list[Column]:
+def change_columns(changes: Sequence[QuantityChange], base: str, other: str) -> list[TableColumn]:
     """Return the columns of a table with one row per quantity: how many places differ, where first, and where most.
 
     Parameters
@@ -51,8 +51,7 @@ def change_columns(changes: Sequence[QuantityChange], base: str, other: str) -> 
         ("ratio", 7),
         ("largest", 2),
     )
-    words = {"", "first at", "largest"}
-    columns = [Column(head, tuple(row[i] for row in rows), keep, text=head in words) for i, (head, keep) in enumerate(headings)]
+    columns = columns_from_rows(headings, rows, text=("", "first at", "largest"))
     return [column for column in columns if any(column.cells)]
 
 
@@ -60,11 +59,11 @@ def tolerance_range(allowed: tuple[float, float]) -> str:
     """Format the range of accepted factors: ``5 %``, ``5 % to x1.6``."""
     least, most = allowed
     if least == most:
-        return _share(least)
-    return f"{_share(least)} to {_share(most)}"
+        return _tolerance(least)
+    return f"{_tolerance(least)} to {_tolerance(most)}"
 
 
-def _share(allowed: float) -> str:
+def _tolerance(allowed: float) -> str:
     return percent(allowed - 1) if allowed < 1.1 else f"x{number(allowed)}" if math.isfinite(allowed) else "any"
 
 
@@ -73,29 +72,29 @@ def _ratio(ratio: float | None) -> str:
 
 
 def ratio_of(value: float | None, base: float | None) -> str:
-    """Write value / base; empty where one of the two was not observed, is zero or not finite."""
+    """Return value / base; empty if either was not observed, is zero or non-finite."""
     logarithm = log_ratio(value, base)
     return "" if logarithm is None else times(safe_exp(logarithm))
 
 
 def short(place: Place) -> str:
-    """Say where something is in few characters: ``site 11, block 5 mlp``, or the end of a parameter's name."""
+    """Return a place in few characters: ``site 11, block 5``, or the end of a parameter's name."""
     if place.parameter is not None:
         name = place.parameter.split(" = ")[0]
-        return name if len(name) <= _PLACE else f"...{name[3 - _PLACE :].lstrip('.')}"
+        return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :].lstrip('.')}"
     if place.site is None:
         return ""
     return ", ".join(part for part in (f"site {place.site}", f"block {place.block}" if place.block is not None else "") if part)
 
 
 def law(growth: Growth, noun: str) -> str:
-    """Say by which law a curve goes, in few characters: ``depth^0.50``, ``1.48^block``."""
+    """Return the law of a curve in few characters: ``depth^0.50``, ``1.48^block``."""
     if growth.law is None or growth.exponent is None or growth.rate is None:
         return ""
     return {
         "power": f"depth^{growth.exponent:.2f}",
         "exponential": f"{factor(growth.rate)}^{noun}",
-        "either": "too short to tell",
+        "either": "unclear",
         "flat": "flat",
-        "neither": "no one law",
+        "neither": "neither",
     }[growth.law]

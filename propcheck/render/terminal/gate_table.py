@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from propcheck.comparison.compare import summarize_changes
 from propcheck.comparison.gate_findings import ACCEPT
 from propcheck.comparison.places import describe_place
 from propcheck.formatting import count
 from propcheck.render import markdown
+from propcheck.render.summary import finding_counts, title
 from propcheck.render.terminal.changes import change_columns, tolerance_range
-from propcheck.render.terminal.columns import one_line_names
-from propcheck.render.terminal.run_table import print_columns, print_findings, title
+from propcheck.render.terminal.run_table import print_columns, print_findings, print_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.comparison.gate import GateResult
     from propcheck.records import Finding
-    from propcheck.render.terminal.columns import Column
+    from propcheck.render.terminal.columns import TableColumn
 
 
 def print_gate(gate: GateResult, console: Console) -> None:
@@ -34,26 +32,23 @@ def print_gate(gate: GateResult, console: Console) -> None:
     console
         Where to print; its width decides which columns fit.
     """
-    console.print(Text(title(gate.run)), highlight=False)
+    print_lines([title(gate.run)], console)
     if gate.written is None:
         print_columns(_columns(gate), console)
         console.print()
         print_findings(_shown(gate), console)
-    for line in facts(gate):
-        console.print(Text(line), highlight=False)
+    print_lines(facts(gate), console)
 
 
 def gate_markdown(gate: GateResult) -> str:
-    """Write the same as Markdown that fits a job summary."""
+    """Write a gate as Markdown that fits a job summary."""
     head = [
         f"## propcheck gate: {markdown.escape(gate.run.target)} {_verdict(gate)}",
         markdown.escape(title(gate.run)),
     ]
     if gate.written is not None:
         return markdown.page(head, [], [markdown.bullets(facts(gate))])
-    columns = _columns(gate)
-    rows = zip(*(column.cells for column in columns), strict=True)
-    head += [markdown.table(one_line_names(columns), rows, text=1), f"### Findings: {markdown.counts(gate.findings)}"]
+    head += [markdown.columns_table(_columns(gate)), f"### Findings: {finding_counts(gate.findings)}"]
     return markdown.page(head, markdown.findings_markdown(_shown(gate)), [markdown.bullets(facts(gate))])
 
 
@@ -61,7 +56,7 @@ def _verdict(gate: GateResult) -> str:
     return "baseline written" if gate.written is not None else "passed" if gate.passed else "failed"
 
 
-def _columns(gate: GateResult) -> list[Column]:
+def _columns(gate: GateResult) -> list[TableColumn]:
     changes = [
         summarize_changes(quantity, amount, gate.differences, gate.allowed) for quantity, amount in gate.compared.items()
     ]

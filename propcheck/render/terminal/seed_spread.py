@@ -1,4 +1,4 @@
-"""How far the seeds of a run lie apart, number by number."""
+"""Spread of each value of a run over its seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Spread:
-    """The spread of each number of a run over its seeds.
+    """Spread of each value of a run over its seeds.
 
     Parameters
     ----------
     run
-        The run; with one seed there is no spread.
+        The run; a single seed has no spread.
     """
 
     def __init__(self, run: Run) -> None:
@@ -26,11 +26,11 @@ class Spread:
             self._by_site.setdefault(record.site, []).append(record)
 
     def of(self, record: SiteRecord, column: str) -> float | None:
-        """Half the distance from the least to the greatest finite value of the seeds, as a part of the median's magnitude.
+        """Return half the range of the finite values over the seeds, relative to the magnitude of the median.
 
-        None where fewer than two seeds have a finite value, or the median is zero.
+        None if fewer than two seeds have a finite value, or the median is zero.
         """
-        values: list[float | None] = [getattr(one, column) for one in self._by_site[record.site]]
+        values: list[float | None] = [getattr(seed, column) for seed in self._by_site[record.site]]
         finite = [value for value in values if value is not None and math.isfinite(value)]
         middle: float | None = getattr(record, column)
         if len(finite) < 2 or not middle or not math.isfinite(middle):
@@ -38,10 +38,10 @@ class Spread:
         return (max(finite) - min(finite)) / 2 / abs(middle)
 
     def cell(self, record: SiteRecord, column: str) -> str:
-        """Write a number of a site of the median profile, with its spread where there are several seeds: ``3.42±0.3%``."""
+        """Format a value of the median profile; with several seeds, with its spread: ``3.42±0.3%``."""
         spread = self.of(record, column)
-        written = number(getattr(record, column), aligned=True)
-        return written if spread is None else f"{written}±{_percent(spread)}"
+        value = number(getattr(record, column), aligned=True)
+        return value if spread is None else f"{value}±{_percent(spread)}"
 
 
 def _percent(share: float) -> str:

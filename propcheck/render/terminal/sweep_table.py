@@ -1,4 +1,4 @@
-"""The cells of a sweep side by side: as a table of 80 columns, as Markdown, as JSON; the numbers are the same in all."""
+"""The cells of a sweep as a table for 80 columns, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from propcheck.analysis import profile as depth
-from propcheck.analysis.growth import factor, gradient_growth, stream_growth, with_growth
+from propcheck.analysis.growth import factor, growths, with_growth
+from propcheck.analysis.profile import streams, unit_sums
 from propcheck.formatting import count, number
-from propcheck.records import SCHEMA_VERSION
+from propcheck.records import SCHEMA_VERSION, SEVERITIES
 from propcheck.records.document import dumps, run_document
-from propcheck.render.markdown import bullets, escape, page, table
-from propcheck.render.terminal.columns import Column, one_line_names
-from propcheck.render.terminal.run_table import print_columns
+from propcheck.render.markdown import bullets, columns_table, escape, page
+from propcheck.render.summary import finding_counts
+from propcheck.render.terminal.columns import TableColumn
+from propcheck.render.terminal.run_table import print_columns, print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,28 +24,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.comparison.sweep import Outcome, Sweep
-    from propcheck.records import Finding, Run, Severity
+    from propcheck.records import Finding, Run
 
-_LETTERS: dict[Severity, str] = {"error": "E", "warning": "W", "note": "N"}
-_SHOWN_RULES = 2
+_SHOWN_RULES = 2  # rules of a cell that are named
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in one row.
+    """The values of a run in the table of a sweep.
 
     Attributes
     ----------
     sites
-        Residual additions.
+        Number of residual additions.
     sum_rms
-        RMS of the stream after the last of them.
+        RMS of the stream after the last site.
     stream_factor
-        Geometric mean a block by which the stream's RMS grows (:func:`propcheck.analysis.growth.stream_growth`).
+        Geometric mean factor per block of the stream's RMS (:func:`propcheck.analysis.growth.stream_growth`).
     first_gradient, last_gradient
-        Norm of the gradient of the stream before the first and before the last block.
+        Gradient norm of the stream before the first and before the last block.
     gradient_factor
-        Geometric mean a block by which it grows on its way back (:func:`propcheck.analysis.growth.gradient_growth`).
+        Geometric mean factor per block of that gradient, backward (:func:`propcheck.analysis.growth.gradient_growth`).
     loss
         The first loss.
     """
@@ -59,46 +59,44 @@ class Summary:
 
 
 def summary(run: Run) -> Summary:
-    """Summarise a run; of several streams the longest counts, of those alike the last."""
-    curves = [curve for curve in depth.streams(run) if curve.units]
-    if not curves:
+    """Summarise the longest stream of a run, the last of several of equal length."""
+    pairs = list(zip(streams(run), growths(run), strict=True))
+    if not pairs:
         return Summary(run.model.sites, None, None, None, None, None, run.loss.value)
-    curve = max(reversed(curves), key=lambda one: len(one.units))
-    stream, gradient = stream_growth(curve), gradient_growth(curve)
+    curve, growth = max(reversed(pairs), key=lambda pair: len(pair[0].units))
     return Summary(
         sites=run.model.sites,
-        sum_rms=depth.unit_sums(curve)[-1],
-        stream_factor=None if stream is None else stream.factor,
+        sum_rms=unit_sums(curve)[-1],
+        stream_factor=None if growth.stream is None else growth.stream.factor,
         first_gradient=curve.units[0][0].grad_stream_norm,
         last_gradient=curve.units[-1][0].grad_stream_norm,
-        gradient_factor=None if gradient is None else gradient.factor,
+        gradient_factor=None if growth.gradient is None else growth.gradient.factor,
         loss=run.loss.value,
     )
 
 
 def print_sweep(sweep: Sweep, console: Console) -> None:
-    """Print a row a cell, under them why cells failed and a few sentences; the console's width decides which columns fit."""
-    console.print(Text(_title(sweep)), highlight=False)
+    """Print one row per cell, then the reasons of failed cells and a summary; the console's width decides which columns fit."""
+    print_lines([_title(sweep)], console)
     print_columns(_columns(sweep), console)
     console.print()
     for outcome in _failed(sweep):
         console.print(Text.assemble(("failed", "bold red"), f" {', '.join(outcome.cell.labels)}"), highlight=False)
         console.print(Padding(Text(outcome.reason or ""), (0, 0, 0, 2)), highlight=False)
-    for line in _sentences(sweep):
-        console.print(Text(line), highlight=False)
+    print_lines(_sentences(sweep), console)
 
 
 def sweep_markdown(sweep: Sweep) -> str:
-    """Write the same as GitHub-flavoured Markdown that fits a job summary."""
-    columns = _columns(sweep)
-    rows = zip(*(column.cells for column in columns), strict=True)
-    failed = [f"- **failed** {escape(', '.join(one.cell.labels))}: {escape(one.reason or '')}" for one in _failed(sweep)]
-    head = [f"## propcheck sweep: {escape(sweep.target)}", table(one_line_names(columns), list(rows), text=len(sweep.axes))]
+    """Write a sweep as Markdown that fits a job summary."""
+    failed = [
+        f"- **failed** {escape(', '.join(outcome.cell.labels))}: {escape(outcome.reason or '')}" for outcome in _failed(sweep)
+    ]
+    head = [f"## propcheck sweep: {escape(sweep.target)}", columns_table(_columns(sweep))]
     return page(head, failed, [bullets(_sentences(sweep))])
 
 
 def sweep_json(sweep: Sweep) -> str:
-    """Write the same as one strict JSON document, each run with what ``--output-format json`` of a scan says but its rows."""
+    """Write a sweep as one strict JSON document; each run as in the JSON of a scan, without its rows."""
     return dumps(
         {
             "schema_version": SCHEMA_VERSION,
@@ -133,43 +131,40 @@ def _title(sweep: Sweep) -> str:
     return f"{sweep.target}: {varied}, {count(len(sweep.outcomes), 'cell')}"
 
 
-def _columns(sweep: Sweep) -> list[Column]:
-    rows = [None if outcome.run is None else summary(outcome.run) for outcome in sweep.outcomes]
+def _columns(sweep: Sweep) -> list[TableColumn]:
+    runs = [outcome.run for outcome in sweep.outcomes]
+    summaries = [None if run is None else summary(run) for run in runs]
 
-    def numbers(heading: str, keep: int, name: str) -> Column:
-        written = tuple("-" if row is None else number(getattr(row, name), aligned=True) for row in rows)
-        return Column(heading, written, keep)
+    def column(heading: str, priority: int, name: str, *, factors: bool = False) -> TableColumn:
+        values = [None if row is None else getattr(row, name) for row in summaries]
+        cells = ("-" if value is None else factor(value) if factors else number(value, aligned=True) for value in values)
+        return TableColumn(heading, tuple(cells), priority)
 
-    def factors(heading: str, keep: int, name: str) -> Column:
-        values = (None if row is None else getattr(row, name) for row in rows)
-        return Column(heading, tuple("-" if value is None else factor(value) for value in values), keep)
-
-    values = [
-        Column(axis.short, tuple(outcome.cell.labels[i].partition("=")[2] for outcome in sweep.outcomes), 10, text=True)
+    varied = [
+        TableColumn(axis.short, tuple(outcome.cell.labels[i].partition("=")[2] for outcome in sweep.outcomes), 10, text=True)
         for i, axis in enumerate(sweep.axes)
     ]
-    found = [None if outcome.run is None else outcome.run.findings for outcome in sweep.outcomes]
     return [
-        *values,
-        Column("sites", tuple("-" if row is None else str(row.sites) for row in rows), 1),
-        numbers("last\nsum RMS", 8, "sum_rms"),
-        factors("x a\nblock", 7, "stream_factor"),
-        numbers("gradient\nat first", 5, "first_gradient"),
-        numbers("at last\nblock", 2, "last_gradient"),
-        factors("x back\na block", 6, "gradient_factor"),
-        numbers("first\nloss", 4, "loss"),
-        Column("findings", tuple("failed" if one is None else _amounts(one) for one in found), 9, text=True),
-        Column("rules", tuple("-" if one is None else _rules(one) for one in found), 3, text=True),
+        *varied,
+        TableColumn("sites", tuple("-" if row is None else str(row.sites) for row in summaries), 1),
+        column("last\nsum RMS", 8, "sum_rms"),
+        column("stream\nx/block", 7, "stream_factor", factors=True),
+        column("first\ngrad", 5, "first_gradient"),
+        column("last\ngrad", 2, "last_gradient"),
+        column("gradient\nx/block", 6, "gradient_factor", factors=True),
+        column("first\nloss", 4, "loss"),
+        TableColumn("findings", tuple("failed" if run is None else _severities(run.findings) for run in runs), 9, text=True),
+        TableColumn("rules", tuple("-" if run is None else _rules(run.findings) for run in runs), 3, text=True),
     ]
 
 
-def _amounts(findings: Sequence[Finding]) -> str:
-    amounts = ((sum(one.severity == severity for one in findings), letter) for severity, letter in _LETTERS.items())
-    return " ".join(f"{amount}{letter}" for amount, letter in amounts if amount) or "none"
+def _severities(findings: Sequence[Finding]) -> str:
+    counts = ((sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES)
+    return " ".join(f"{amount}{severity[0].upper()}" for amount, severity in counts if amount) or "none"
 
 
 def _rules(findings: Sequence[Finding]) -> str:
-    rules = list(dict.fromkeys(one.rule for one in findings))
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
     more = [f"+{len(rules) - _SHOWN_RULES}"] if len(rules) > _SHOWN_RULES else []
     return " ".join([*rules[:_SHOWN_RULES], *more]) or "-"
 
@@ -179,16 +174,17 @@ def _failed(sweep: Sweep) -> list[Outcome]:
 
 
 def _sentences(sweep: Sweep) -> list[str]:
-    words = {"scanned": "scanned", "skipped": "done before", "failed": "failed"}
-    amounts = [(sum(one.status == status for one in sweep.outcomes), word) for status, word in words.items()]
+    words = {"scanned": "scanned", "skipped": "up to date", "failed": "failed"}
+    statuses = (f"{sum(outcome.status == status for outcome in sweep.outcomes)} {word}" for status, word in words.items())
     runs = [outcome.run for outcome in sweep.outcomes if outcome.run is not None]
-    found = [finding for run in runs for finding in run.findings]
-    several = any(len(depth.streams(run)) > 1 for run in runs)
-    severities = ", ".join(count(sum(one.severity == severity for one in found), severity) for severity in _LETTERS)
-    lines = [
-        f"Cells: {', '.join(f'{amount} {word}' for amount, word in amounts)}.",
-        f"Findings (E: errors, W: warnings, N: notes): {severities}." if found else "Findings: none." if runs else "",
-        "Where a run has several streams, the numbers are those of the longest, of those alike the last." if several else "",
-        "" if sweep.directory is None else f"Files: {sweep.directory}",
-    ]
-    return [line for line in lines if line]
+    findings = [finding for run in runs for finding in run.findings]
+    lines = [f"Cells: {', '.join(statuses)}."]
+    if findings:
+        lines.append(f"Findings (E: error, W: warning, N: note): {finding_counts(findings)}.")
+    elif runs:
+        lines.append("Findings: none.")
+    if any(len(streams(run)) > 1 for run in runs):
+        lines.append("For a run with several streams, the values are those of the longest one (the last of equal length).")
+    if sweep.directory is not None:
+        lines.append(f"Files: {sweep.directory}")
+    return lines
