@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from propcheck.api.scanning import scan
+from propcheck.api import measurement
+from propcheck.api.requests import ScanRequest
 from propcheck.config.probe import load_probe
 from propcheck.deferred_init.keyed_rng import Workers, fill_in_chunks
 
@@ -97,7 +98,7 @@ def measure(target: str, tokens: int, memory: str) -> None:
     """Measure one target and print it."""
     probe = load_probe(target, [f"inputs.tokens={tokens}", f"scan.memory={memory}"])
     before = fill_rate(torch.bfloat16)
-    run = scan(probe, target=target)
+    run = measurement.measure(ScanRequest(target, probe))
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     if dtype == torch.float32:
         before = fill_rate(dtype)

@@ -1,4 +1,4 @@
-"""Write the page of the healthy controls from their tables: ``python docs/healthy.py``."""
+"""Write docs/healthy.md, the findings of stock configs and why they are true: ``python docs/healthy.py``."""
 
 from __future__ import annotations
 
@@ -21,53 +21,60 @@ HEAD = f"""# Healthy controls
 
 Generated from `tests/healthy/` by `python docs/healthy.py`; do not edit.
 
-The stock configs of model families that were trained successfully, at their real depth, in bf16, at transformers' own
-initialisation. `tests/healthy/test_healthy.py` scans all of them: none may give an error, and what each gives must be what
-this page says. A finding here is true of the numbers that were measured; it does not say that the released model was
-trained from this initialisation, which transformers often does not know. Inputs and weights of seed 0; with seeds 1 and 2 the
-rules find the same in every model but wav2vec 2.0, whose layer drop then leaves another number of layers out.
+Stock configs of model families that were trained successfully, at their real depth, in bf16, with the initialisation of
+transformers. `tests/healthy/test_healthy.py` scans all of them: none may give an error, and each must give exactly the
+findings on this page. A finding here is true of the measured numbers. It does not mean that the released model was trained
+from this initialisation, which transformers often does not know. Inputs and weights use seed 0. Seeds 1 and 2 give the same
+findings in every model except wav2vec 2.0, where layer drop then skips a different number of layers.
 
 ## How a width is reduced
 
 Depth, norms, eps, activations, multipliers and dropout are the published ones. Where the width is smaller than published:
 
-- The std that a config gives to all matrices (`initializer_range`, `init_std`) is multiplied by sqrt(published width / width),
-  so that a matrix times a vector gives what it gives in the full model. FFN and low ranks shrink by about the same factor;
-  heads and experts are fewer. Matrices that transformers draws by their own fan-in need nothing.
-- What sums over no width keeps its published std: embeddings of tokens and positions, depthwise convolutions, patches.
-- Token embeddings that the model multiplies by sqrt(width) or norms follow the matrices ("embedding follows" in the table): the
-  stream starts as in the full model.
-- So where head and embedding are one table and it keeps its std, logits are smaller than in the full model, by
-  sqrt(published width / width), and so is the gradient that comes from them.
-- The vocabulary is {VOCABULARY} and the inputs are one sequence of 64 tokens, unless the table says otherwise. Fewer tokens
-  make the updates of attention larger.
+- The std that a config gives for all matrices (`initializer_range`, `init_std`) is multiplied by sqrt(published width /
+  width), so that a matrix-vector product has the same scale as in the full model. FFN widths and low ranks shrink by about
+  the same factor; there are fewer heads and experts. Matrices that transformers initialises by their own fan-in need no
+  change.
+- Tensors that do not sum over the width keep their published std: token and position embeddings, depthwise convolutions,
+  patches.
+- Token embeddings that the model multiplies by sqrt(width) or normalises are scaled like the matrices ("embedding follows"
+  in the table), so that the stream starts as in the full model.
+- If head and embedding are one table that keeps its std, the logits, and the gradient that comes from them, are smaller
+  than in the full model by sqrt(published width / width).
+- The vocabulary is {VOCABULARY} and the input is one sequence of 64 tokens, unless the table says otherwise. With fewer
+  tokens, the updates of attention are larger.
 
-The check of it is the model that was measured at full size too: Qwen3.8-27B, 64 layers 5120 wide, has a stream of RMS 3.42
-behind block 0 and of 27.44 behind block 63, and at width 256 the same within 3 % (a test). Numbers of published configs are
-given from knowledge of them, beside transformers' class defaults. Only those of Mamba, Falcon, Bamba, LFM2 and MiniMax-Text-01
-were compared with the published files.
+This is checked against a model that was also measured at full size: in Qwen3.8-27B, with 64 layers of width 5120, the
+stream has RMS 3.42 after block 0 and 27.44 after block 63. At width 256 both agree within 3 % (a test). The numbers of
+published configs are general knowledge or transformers' class defaults. Only those of Mamba, Falcon, Bamba, LFM2 and
+MiniMax-Text-01 were compared with the published files.
 """
 
 
 def page() -> str:
     """Return the page's text."""
-    known = stocks()
-    rows = ["| model | type | config of | layers | width | reduced besides | findings |", "|---|---|---|---|---|---|---|"]
-    rows += [_row(stock) for name, stock in known.items() if name not in NOT_AS_TRAINED]
+    models = stocks()
+    rows = ["| model | type | config of | layers | width | also reduced | findings |", "|---|---|---|---|---|---|---|"]
+    rows += [_row(stock) for name, stock in models.items() if name not in NOT_AS_TRAINED]
     parts = [
         HEAD,
-        f"## {len(known) - len(NOT_AS_TRAINED)} models of {len({one.kind for one in known.values()})} types",
+        f"## {len(models) - len(NOT_AS_TRAINED)} models of {len({stock.kind for stock in models.values()})} types",
         "\n".join(rows),
     ]
     parts += ["", "## Why each finding is true", ""]
     for kind, text in REASONS.items():
-        found = [(rule, name, own) for name, one in EXPECTED.items() for rule, own in one.items() if own[1] == kind]
-        rule = found[0][0]
-        values = ", ".join(f"{name} {value:.3g}" for _, name, (value, _) in found)
+        measured = [
+            (rule, name, value)
+            for name, findings in EXPECTED.items()
+            for rule, (value, reason) in findings.items()
+            if reason == kind
+        ]
+        rule = measured[0][0]
+        values = ", ".join(f"{name} {value:.3g}" for _, name, value in measured)
         parts.append(f"**{rule} {rules.find(rule).name}, {kind}.** {text} Measured: {values}.\n")
     parts += ["## Not as trained", ""]
     for name, (rule, value, text) in NOT_AS_TRAINED.items():
-        stock = known[name]
+        stock = models[name]
         parts.append(
             f"**{name}** (`{stock.kind}`, config of {stock.source}, {_depth(stock)} layers, {_width(stock)}): "
             f"{rule} {rules.find(rule).name}, {value:.3g}. {text}\n"
@@ -76,11 +83,10 @@ def page() -> str:
 
 
 def _row(stock: Stock) -> str:
-    found = EXPECTED.get(stock.name, {})
-    what = "; ".join(f"{rule} ({kind}, {value:.3g})" for rule, (value, kind) in found.items()) or "none"
-    return (
-        f"| {stock.name} | `{stock.kind}` | {stock.source} | {_depth(stock)} | {_width(stock)} | {_reduced(stock)} | {what} |"
-    )
+    expected = EXPECTED.get(stock.name, {})
+    findings = "; ".join(f"{rule} ({kind}, {value:.3g})" for rule, (value, kind) in expected.items()) or "none"
+    columns = (stock.name, f"`{stock.kind}`", stock.source, _depth(stock), _width(stock), _reduced(stock), findings)
+    return f"| {' | '.join(columns)} |"
 
 
 def _depth(stock: Stock) -> str:

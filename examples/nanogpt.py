@@ -1,4 +1,4 @@
-"""A GPT as one writes it by hand: propcheck scan examples/nanogpt.py:build --arg layers=12"""
+"""A handwritten GPT-2: propcheck scan examples/nanogpt.py:build --arg layers=12"""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.wte.weight = self.lm_head.weight
         self.apply(self._init_weights)
-        # The projections that write to the stream, by name: 2 x layers updates add up to one.
+        # Scale the residual projections: all 2 x layers updates together then have the variance of one.
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
@@ -73,11 +73,11 @@ class GPT(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         if targets is None:
-            return self.lm_head(x[:, [-1]]), None  # the next token is all that generation asks for
+            return self.lm_head(x[:, [-1]]), None  # generation needs only the next token
         logits = self.lm_head(x)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def build(layers: int = 12, width: int = 384, heads: int = 6, vocabulary: int = 4096, positions: int = 1024) -> GPT:
-    """Return the model. Its ``forward`` has ``targets``, so it is given token ids and the ids that follow them."""
+    """Return the model. Because ``forward`` takes ``targets``, the scan passes the next token ids too."""
     return GPT(layers, width, heads, vocabulary, positions)

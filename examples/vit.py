@@ -1,4 +1,4 @@
-"""A vision transformer, with what it is fed: propcheck scan examples/vit.py:build"""
+"""A vision transformer with its own batch and loss: propcheck scan examples/vit.py:build"""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VisionTransformer(nn.Module):
 def build(
     layers: int = 12, width: int = 192, heads: int = 3, size: int = 64, patch: int = 8, classes: int = 100
 ) -> propcheck.Target:
-    """Return the model with random images, two a batch, and the loss of random classes."""
+    """Return the model with a batch of two random images and a cross-entropy loss."""
     model = VisionTransformer(layers, width, heads, size, patch, classes)
 
     def batch(seed: int) -> Tensor:

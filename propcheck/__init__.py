@@ -8,31 +8,36 @@ from typing import TYPE_CHECKING, Any
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.api.compare import Comparison, Gate, compare, gate
-    from propcheck.api.scan import Run, scan
+    from propcheck.api.compare import Comparison, compare
+    from propcheck.api.gate import Gate, gate
+    from propcheck.api.run import Run
+    from propcheck.api.scan import scan
+    from propcheck.api.sweep import Sweep, sweep
     from propcheck.targets.target import Target
 
 __version__ = "0.1.0"
 
-__all__ = ["Comparison", "Gate", "PropcheckError", "Run", "Target", "__version__", "compare", "gate", "scan"]
+__all__ = ["Comparison", "Gate", "PropcheckError", "Run", "Sweep", "Target", "__version__", "compare", "gate", "scan", "sweep"]
 
-# Imported when they are first asked for: they need torch, and the command line's help must not wait for that.
-_LATER = {
+# Imported on first use: they need pydantic or torch, and `propcheck --help` must not wait for those.
+_LAZY = {
     "Comparison": "propcheck.api.compare",
-    "Gate": "propcheck.api.compare",
-    "Run": "propcheck.api.scan",
+    "Gate": "propcheck.api.gate",
+    "Run": "propcheck.api.run",
+    "Sweep": "propcheck.api.sweep",
     "Target": "propcheck.targets.target",
     "compare": "propcheck.api.compare",
-    "gate": "propcheck.api.compare",
+    "gate": "propcheck.api.gate",
     "scan": "propcheck.api.scan",
+    "sweep": "propcheck.api.sweep",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LATER]
+    return [*globals(), *_LAZY]

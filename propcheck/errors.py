@@ -1,4 +1,4 @@
-"""The one exception that reaches the user as a single line."""
+"""The exception for bad targets, options and files, which reaches the user as one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from __future__ import annotations
 class PropcheckError(Exception):
     """A bad target, option or file.
 
-    The message is one line that names the file, the key and what would be right. The command line prints it on
-    stderr and ends with status 2; no traceback unless ``--debug``.
+    The message is one line that names the file and the key and says what would be right. The command line prints it on
+    stderr and exits with status 2; it prints a traceback only with ``--debug``.
     """

@@ -1,4 +1,4 @@
-"""Numbers and plurals as messages and tables write them: three significant digits, plain words."""
+"""Format numbers, percentages, counted nouns and index ranges for messages and tables."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def number(value: float | None, *, aligned: bool = False) -> str:
-    """Write a number with three significant digits.
+    """Format a number with three significant digits.
 
     Parameters
     ----------
     value
         Any float; ``None`` (not observed) becomes ``-``.
     aligned
-        Keep trailing zeros, as a column of a table wants it.
+        Keep trailing zeros, for table columns.
 
     Returns
     -------
@@ -33,16 +33,17 @@ def number(value: float | None, *, aligned: bool = False) -> str:
         return "inf" if value > 0 else "-inf"
     if value == 0:
         return "0"
-    mantissa, exponent_text = f"{value:.2e}".split("e")
+    rounded = f"{value:.2e}"
+    mantissa, exponent_text = rounded.split("e")
     exponent = int(exponent_text)
     if -3 <= exponent < 5:
-        text = f"{float(f'{value:.2e}'):.{max(0, 2 - exponent)}f}"
+        text = f"{float(rounded):.{max(0, 2 - exponent)}f}"
         return text if aligned or "." not in text else text.rstrip("0").rstrip(".")
     return f"{mantissa if aligned else mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
 def percent(fraction: float) -> str:
-    """Write a fraction as a percentage with three significant digits."""
+    """Format a fraction as a percentage with three significant digits."""
     return f"{number(100 * fraction)} %"
 
 
@@ -54,13 +55,13 @@ def times(ratio: float) -> str:
 
 
 def count(amount: int, noun: str) -> str:
-    """Write ``1 site``, ``3 sites``, ``2 branches``."""
+    """Format a counted noun: ``1 site``, ``3 sites``, ``2 branches``."""
     if amount == 1:
         return f"1 {noun}"
     return f"{amount} {noun}es" if noun.endswith(("ch", "s", "x")) else f"{amount} {noun}s"
 
 
 def places(noun: str, indices: Sequence[int]) -> str:
-    """Write ``block 3`` or ``blocks 3 to 9`` for the range that some indices span."""
+    """Format the range that the indices span: ``block 3``, ``blocks 3 to 9``."""
     low, high = min(indices), max(indices)
     return f"{noun} {low}" if low == high else f"{noun}s {low} to {high}"

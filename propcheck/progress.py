@@ -1,4 +1,4 @@
-"""How a scan tells its caller how far it is, and the bar that the command line draws from it."""
+"""Report the progress of a scan, and draw it as a bar."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ import rich.progress
 
 
 class Progress(Protocol):
-    """What a scan reports to; ``total`` and ``done`` are in one unit of the engine's choice (operations, say)."""
+    """Receives the progress of a scan; ``total`` and ``done`` share one unit."""
 
     def start(self, total: float) -> None:
-        """Begin; ``total`` is the work ahead."""
+        """Start; ``total`` is the work ahead."""
 
     def update(self, phase: str, block: int | None, blocks: int, done: float) -> None:
-        """Report that ``phase`` (forward, backward ...) is at ``block`` of ``blocks`` with ``done`` work behind it."""
+        """Report that ``phase`` (forward, backward ...) is at ``block`` of ``blocks``, with ``done`` work finished."""
 
     def stop(self) -> None:
-        """End, also after an error; may be called twice."""
+        """Stop, also after an error; may be called twice."""
 
 
 class Bar:
-    """A bar with phase, block and remaining time.
+    """A bar with phase, block and remaining time; a new one is drawn after each start.
 
     Parameters
     ----------
     console
-        Where the bar is drawn; nothing is drawn when it is no terminal.
+        Where the bar is drawn; nothing is drawn if it is not a terminal.
     """
 
     def __init__(self, console: rich.console.Console) -> None:
+        self._console = console
+        self._bar: rich.progress.Progress | None = None
+        self._task = rich.progress.TaskID(0)
+
+    def start(self, total: float) -> None:
+        """Draw an empty bar."""
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description:<9}"),
             rich.progress.BarColumn(bar_width=None),
             rich.progress.TaskProgressColumn(),
             rich.progress.TextColumn("{task.fields[place]}"),
             rich.progress.TimeRemainingColumn(),
-            console=console,
+            console=self._console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._console.is_terminal,
         )
-        self._task: rich.progress.TaskID | None = None
-
-    def start(self, total: float) -> None:
-        """Draw the empty bar."""
         self._task = self._bar.add_task("build", total=total, place="")
         self._bar.start()
 
     def update(self, phase: str, block: int | None, blocks: int, done: float) -> None:
-        """Move the bar to ``done`` and name the phase and the block (counted from 0, as everywhere)."""
-        if self._task is not None:
+        """Move the bar to ``done``, and show the phase and the block (counted from 0)."""
+        if self._bar is not None:
             place = "" if block is None else f"block {block} of {blocks}"
             self._bar.update(self._task, description=phase, completed=done, place=place)
 
     def stop(self) -> None:
         """Erase the bar."""
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()

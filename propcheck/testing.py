@@ -1,4 +1,4 @@
-"""For those who gate in their test suite: ``propcheck.testing.assert_healthy(target, baseline=...)``."""
+"""Gate a model in a test suite: ``propcheck.testing.assert_healthy(target, baseline=...)``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from propcheck.api.compare import gate
-from propcheck.api.scan import Run, scan
+from propcheck.api.gate import gate
+from propcheck.api.run import Run
+from propcheck.api.scan import scan
+from propcheck.config.pyproject import read_settings
 from propcheck.errors import PropcheckError
 from propcheck.formatting import count
 from propcheck.records import FailLevel, failing
 
 if TYPE_CHECKING:
-    from propcheck.api.compare import Tolerance
+    from propcheck.api.sides import Tolerance
 
-# Set to 1, it writes the baselines instead of judging by them, as `propcheck gate --update-baseline` does.
+# Set to 1, it writes the baselines instead of comparing with them, like `propcheck gate --update-baseline`.
 UPDATE = "PROPCHECK_UPDATE_BASELINE"
 
-_MEANT = f"From a test, {UPDATE}=1 in the environment does what --update-baseline does."
+_INTENDED = f"If the change is intended, run this test once with {UPDATE}=1 to update the baseline."
 
 
 def assert_healthy(
@@ -30,60 +32,64 @@ def assert_healthy(
     tolerance: Tolerance | None = None,
     **options: Any,
 ) -> Run:
-    """Scan a target, and fail where a rule finds something or where it is not as its baseline was.
+    """Scan a target, and fail if a rule finds something or if it differs from its baseline.
+
+    ``[tool.propcheck]`` in the pyproject.toml of the working directory supplies defaults, as on the command line.
 
     Parameters
     ----------
     target
-        As :func:`propcheck.scan` takes it, or a path of a probe or config; or what that returned.
+        As :func:`propcheck.scan` takes it, or the path of a probe or config, or a result of :func:`propcheck.scan`.
     baseline
         A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read.
     fail_level
-        Least severity of a finding that fails. By default ``"error"`` without a baseline, and ``"never"`` with one: the
-        findings that the baseline has are known and do not fail the test, errors or not, while a new error or warning fails it
-        at every level. Given beside a baseline, it makes known findings fail too.
+        Least severity of a finding that fails. Default without a baseline: ``fail-level`` of the pyproject.toml, else
+        ``"error"``. Default with a baseline: ``"never"``, since the gate fails for every new error or warning, while findings
+        of the baseline are known; set it to fail for those too.
     tolerance
-        What may differ from the baseline, as :func:`propcheck.gate` takes it.
+        What may differ from the baseline, as in :func:`propcheck.gate`.
     options
-        As :func:`propcheck.scan` takes them.
+        As in :func:`propcheck.scan`.
 
     Returns
     -------
     Run
-        For assertions of your own.
+        For further assertions.
 
     Raises
     ------
     AssertionError
-        With the findings, or the gate's table, as its message.
+        The message holds the findings, or the table of the gate.
     PropcheckError
-        Where the command line would end with status 2: there is no such baseline, or one of another kind of run.
+        The target, an option or the baseline is wrong (status 2 of the command line).
     """
     __tracebackhide__ = True  # pytest then shows the line of the test, not this function's
     if isinstance(target, Run) and options:
-        raise PropcheckError(f"{', '.join(options)}: nothing is scanned here, since the target is a run")
+        raise PropcheckError(f"{', '.join(options)}: no effect, since the target is a run and nothing is scanned")
     if baseline is None and tolerance is not None:
-        raise PropcheckError(f"tolerance = {tolerance!r}: is for a baseline, and none is given")
-    levels = _failing(fail_level or ("error" if baseline is None else "never"))
-    place = None if baseline is None else Path(baseline)
+        raise PropcheckError(f"tolerance = {tolerance!r}: needs a baseline")
+    levels = _failing_levels(fail_level, has_baseline=baseline is not None)
+    path = None if baseline is None else Path(baseline)
     update = os.environ.get(UPDATE, "") not in ("", "0")
-    if place is not None and not update and not place.exists():  # a scan may take minutes
-        raise PropcheckError(f"{place}: no such baseline; run this test once with {UPDATE}=1 to write it, and commit it")
-    run = target if isinstance(target, Run) else scan(_named(target), **options)
-    if place is not None and update:
-        run.save_baseline(place)
-    wrong = [] if place is None or update else _changed(run, place, tolerance)
-    found = [one for one in run.findings if one.severity in levels]
-    if found:
-        listed = "\n".join(f"{one.severity} {one.rule} {one.name}\n  {one.message}\n  {one.remedy}" for one in found)
-        wrong.append(f"{run.record.target}: {count(len(found), 'finding')} at or above {levels[-1]}\n\n{listed}")
-    if wrong:
-        raise AssertionError("\n\n".join(wrong))
+    if path is not None and not update and not path.exists():  # a scan may take minutes
+        raise PropcheckError(f"{path}: no such baseline; run this test once with {UPDATE}=1 to write it, and commit it")
+    run = target if isinstance(target, Run) else scan(_relative(target), **options)
+    if path is not None and update:
+        run.save_baseline(path)
+    failures = [] if path is None or update else _changes(run, path, tolerance)
+    findings = [finding for finding in run.findings if finding.severity in levels]
+    if findings:
+        listed = "\n".join(
+            f"{finding.severity} {finding.rule} {finding.name}\n  {finding.message}\n  {finding.remedy}" for finding in findings
+        )
+        failures.append(f"{run.record.target}: {count(len(findings), 'finding')} at or above {levels[-1]}\n\n{listed}")
+    if failures:
+        raise AssertionError("\n\n".join(failures))
     return run
 
 
-def _named(target: Any) -> Any:
-    """Name a file below the working directory relative to it, so that a baseline does not say where the checkout lies."""
+def _relative(target: Any) -> Any:
+    """Return the path of a file relative to the working directory, so that a baseline does not depend on the checkout."""
     if not isinstance(target, str | Path):
         return target
     path = Path(target)
@@ -91,15 +97,17 @@ def _named(target: Any) -> Any:
     return str(path.relative_to(Path.cwd())) if inside else str(target)
 
 
-def _failing(fail_level: FailLevel) -> tuple[str, ...]:
+def _failing_levels(fail_level: FailLevel | None, *, has_baseline: bool) -> tuple[str, ...]:
+    if fail_level is None:
+        return failing("never" if has_baseline else read_settings(Path.cwd()).fail_level)
     if fail_level not in typing.get_args(FailLevel):
         raise PropcheckError(f"fail_level = {fail_level!r}: must be one of {', '.join(typing.get_args(FailLevel))}")
     return failing(fail_level)
 
 
-def _changed(run: Run, baseline: Path, tolerance: Tolerance | None) -> list[str]:
+def _changes(run: Run, baseline: Path, tolerance: Tolerance | None) -> list[str]:
     try:
         result = gate(run, baseline, tolerance=tolerance)
-    except PropcheckError as error:  # it names the command line's way to a new baseline; this is the test suite's
-        raise PropcheckError(f"{error} ({UPDATE}=1 writes it from a test)") from error
-    return [] if result.passed else [f"{run.record.target}: not as its baseline was\n\n{result}\n{_MEANT}"]
+    except PropcheckError as error:  # its message names the flag of the command line; a test has a variable instead
+        raise PropcheckError(f"{error} (from a test: {UPDATE}=1)") from error
+    return [] if result.passed else [f"{run.record.target}: differs from its baseline\n\n{result}\n{_INTENDED}"]

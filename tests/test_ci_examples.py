@@ -22,7 +22,8 @@ import propcheck
 from propcheck.comparison import gate as gating
 from propcheck.config.probe import load_probe
 from propcheck.config.tolerances import Tolerances
-from propcheck.records.baseline import read_baseline, summarised
+from propcheck.records.baseline import read_baseline
+from propcheck.render.baseline_summary import baseline_summary
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / "examples" / "ci"
@@ -87,7 +88,7 @@ def test_the_baseline_is_of_the_probe_beside_it_and_its_summary_is_fresh():
     run, probe = read_baseline(CI / "baselines" / "model.parquet"), load_probe(str(CI / "model.toml"))
     assert run.seeds == tuple(probe.scan.seeds) == (0, 1, 2, 3, 4)
     assert run.target == "examples/ci/model.toml"
-    assert (CI / "baselines" / "model.md").read_text() == summarised(run)
+    assert (CI / "baselines" / "model.md").read_text() == baseline_summary(run)
     assert sum(file.stat().st_size for file in (CI / "baselines").iterdir()) < 50_000
 
 

@@ -12,7 +12,7 @@ Those that are tested where they belong:
 - hooks on a compiled model, which never fire (pytorch#117758): ``engine/test_compiled.py``;
 - norms accumulated in bf16, which are quantised (fairscale#1092): ``observe/test_gradients.py``,
   ``test_a_gradient_that_is_formed_is_measured_as_it_is``, and ``observe/test_statistics.py``;
-- gradient norms with the loss scale still in them (pytorch-lightning#9205): ``test_scanning.py``,
+- gradient norms with the loss scale still in them (pytorch-lightning#9205): ``test_measurement.py``,
   ``test_fp16_gradients_are_those_of_a_scaled_loss``, and of a scale that is exact below;
 - column types inferred from the first batch, which drift (NVTabular#429, cryptostore#162): ``test_store.py``,
   ``test_columns_have_the_records_order_and_a_type_whatever_was_found``;

@@ -1,151 +1,62 @@
-"""The command line's scan as a function: ``propcheck.scan(target, ...)`` returns a ``Run``."""
+"""Scan a target: measure it, judge it by the rules, and note what differs from its base probe."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from propcheck import rules
+from propcheck.analysis.variants import comparable, measured_note, settings_note
+from propcheck.api.options import keyword_options
+from propcheck.api.requests import scan_request
+from propcheck.api.run import Run
+from propcheck.config.fingerprint import differences
+from propcheck.config.probe import load_probe
 from propcheck.errors import PropcheckError
+from propcheck.records.store import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
-    import pandas as pd
-    from rich.console import Console
     from torch import nn
 
     from propcheck import records
-    from propcheck.config.probe import Probe
-    from propcheck.config.resolve import Override, Source
-    from propcheck.targets.target import Target, Task
+    from propcheck.api.options import Precision
+    from propcheck.api.requests import ScanRequest
+    from propcheck.targets.target import Target
 
 
-class Run:
-    """What one scan found. Printed, it is the table that the command line shows.
-
-    Attributes
-    ----------
-    record : propcheck.records.Run
-        Everything, as plain records.
-    """
-
-    def __init__(self, record: records.Run) -> None:
-        self.record = record
-
-    @property
-    def sublayers(self) -> pd.DataFrame:
-        """A row a seed and site, with the columns of ``sublayers.parquet``."""
-        from propcheck.records.store import SUBLAYERS_SCHEMA
-
-        return _frame(self.record.sites, SUBLAYERS_SCHEMA)
-
-    @property
-    def parameters(self) -> pd.DataFrame:
-        """A row a parameter or buffer, with the columns of ``parameters.parquet``."""
-        from propcheck.records.store import PARAMETERS_SCHEMA
-
-        return _frame(self.record.parameters, PARAMETERS_SCHEMA)
-
-    @property
-    def norms(self) -> pd.DataFrame:
-        """A row a seed and normalisation, with the columns of ``norms.parquet``."""
-        from propcheck.records.store import NORMS_SCHEMA
-
-        return _frame(self.record.norms, NORMS_SCHEMA)
-
-    @property
-    def findings(self) -> tuple[records.Finding, ...]:
-        """What the rules found, each with ``rule``, ``name``, ``severity``, ``site``, ``message`` and ``remedy``."""
-        return self.record.findings
-
-    @property
-    def loss(self) -> records.LossInfo:
-        """The first loss, ``loss.value``, and that of a uniform guess, ``loss.uniform``, or None."""
-        return self.record.loss
-
-    @property
-    def model(self) -> records.ModelInfo:
-        """Class, parameters, blocks, sites, width and placement."""
-        return self.record.model
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about how the scan was done."""
-        return self.record.notes
-
-    def save(self, directory: str | Path, *, plots: bool = True) -> Path:
-        """Write the run directory, as the command line does; ``PropcheckError`` where that cannot be."""
-        from propcheck.records.store import write_run
-        from propcheck.render.plots.run_plots import write_plots
-
-        place = Path(directory)
-        self.record = dataclasses.replace(self.record, path=str(directory))
-        write_run(self.record, place)
-        if plots:
-            write_plots(self.record, place)
-        return place
-
-    def save_baseline(self, path: str | Path) -> Path:
-        """Write a baseline file and its summary; ``PropcheckError`` where that cannot be, or the run has a NaN."""
-        from propcheck.comparison import gate as gating
-        from propcheck.config.tolerances import Tolerances
-        from propcheck.records.baseline import write_baseline
-
-        place = Path(path)
-        gating.check_fit(gating.gate(self.record, dataclasses.replace(self.record, path=str(path)), Tolerances()))
-        write_baseline(self.record, place)
-        return place
-
-    def __str__(self) -> str:
-        from propcheck.render.terminal.run_table import print_run
-
-        return printed(lambda console: print_run(self.record, console))
-
-    def __repr__(self) -> str:
-        model, findings = self.record.model, len(self.record.findings)
-        return f"<propcheck.Run of {self.record.target}: {model.class_name}, {model.sites} sites, {findings} findings>"
-
-
-def printed(show: Callable[[Console], None]) -> str:
-    """Return what a view shows on a console of 80 columns."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    show(Console(file=stream, width=80))
-    return stream.getvalue().rstrip("\n")
-
-
-def scan(
+def scan(  # noqa: PLR0913, RUF100 - one keyword per option of the command line
     target: str | nn.Module | Target | Callable[..., nn.Module | Target],
     *,
     args: Mapping[str, Any] | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the option
-    precision: Literal["bf16", "fp16", "fp32", "bf16-mixed"] | None = None,
+    precision: Precision | None = None,
     tokens: int | None = None,
     batch: int | None = None,
     seeds: int | Sequence[int] | None = None,
     memory: str | None = None,
     device: str | None = None,
     eval: bool = False,  # noqa: A002 - the name of the option
-    shadow: Literal["fp32"] | None = None,
+    shadow: Literal["none", "fp32"] | None = None,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     threads: int | None = None,
 ) -> Run:
-    """Run one forward and one backward pass of a model and return what the command line would store and show.
+    """Run one forward and one backward pass of a model, and return what ``propcheck scan`` would store and show.
+
+    ``[tool.propcheck]`` in the pyproject.toml of the working directory supplies defaults, as on the command line.
 
     Parameters
     ----------
     target
-        A string as on the command line; a callable that builds a module or a ``propcheck.Target``; or one of these already
-        built, whose values are taken as they are and which is not changed.
+        A string as on the command line; a callable that builds a module or a ``propcheck.Target``; or a module or
+        ``propcheck.Target`` itself, whose values are used and which is not modified.
     args
         Keyword arguments of the callable.
     set
-        Keys of a probe (``propcheck keys``) with their values: ``{"inputs.source": "uniform"}``.
+        Values for keys of the probe (``propcheck keys``): ``{"inputs.source": "uniform"}``.
     precision, tokens, batch, seeds, memory, device, eval, shadow, select, ignore, threads
         As the options of ``propcheck scan``.
 
@@ -157,94 +68,62 @@ def scan(
     Raises
     ------
     PropcheckError
-        Where the command line would end with status 2.
+        The target, an option or a file is wrong (status 2 of the command line).
     """
-    from propcheck import rules
-    from propcheck.api import scanning
-    from propcheck.config.probe import load_probe
-
-    options = [
-        ("precision", "precision.preset", precision),
-        ("tokens", "inputs.tokens", tokens),
-        ("batch", "inputs.batch", batch),
-        ("seeds", "scan.seeds", None if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)),
-        ("memory", "scan.memory", memory),
-        ("device", "scan.device", device),
-        ("eval", "scan.mode", "eval" if eval else None),
-        ("shadow", "scan.shadow", shadow),
-    ]
-    overrides = [*_overrides(args or {}, set or {}), *_options(options)]
-    probe = load_probe(target if isinstance(target, str) else _source(target), overrides)
-    check_rules(probe, (*select, *ignore))
-    task = None if isinstance(target, str) and probe.kind != "python" else _task(target, args)
-    record = scanning.scan(probe, target=target if isinstance(target, str) else probe.python.target, task=task, threads=threads)
-    findings = rules.judge(record, settings=probe.rules, select=tuple(select), ignore=tuple(ignore))
-    return Run(dataclasses.replace(record, findings=findings))
+    options = {
+        "args": args,
+        "set": set,
+        "precision": precision,
+        "tokens": tokens,
+        "batch": batch,
+        "seeds": seeds,
+        "memory": memory,
+        "device": device,
+        "eval": eval,
+        "shadow": shadow,
+        "select": select,
+        "ignore": ignore,
+        "threads": threads,
+    }
+    request = scan_request(target, keyword_options(options))
+    return Run(run_scan(request, request.directory))
 
 
-def check_rules(probe: Probe, named: Sequence[str]) -> None:
-    """Refuse rules that there are not, and thresholds that cannot be judged by, before the scan and not after it."""
-    from propcheck import rules
+def run_scan(request: ScanRequest, directory: Path) -> records.Run:
+    """Scan, judge and note what differs from the base probe.
 
-    for name in (*probe.rules, *named):
-        rule = rules.find(name)
-        threshold = probe.rules[name].threshold if name in probe.rules else None
-        if threshold is None:
-            continue
-        if not rule.threshold:
-            raise PropcheckError(f"rules.{name}.threshold: {rule.id} always judges at 0; drop the key")
-        if not threshold > rule.least:
-            unit = rule.unit.partition(";")[0]
-            raise PropcheckError(f"rules.{name}.threshold = {threshold:g} must be above {rule.least:g} ({unit})")
+    Parameters
+    ----------
+    request
+        The scan.
+    directory
+        Its run directory: a run of the base probe is looked for beside it. Nothing is written.
+    """
+    run = measure_and_judge(request)
+    return dataclasses.replace(run, notes=(*run.notes, *_base_notes(request, run, directory)))
 
 
-def _overrides(args: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Override]:
-    from propcheck.config.resolve import Override
+def measure_and_judge(request: ScanRequest) -> records.Run:
+    """Scan and judge; the run has findings and no path."""
+    from propcheck.api.measurement import measure
 
-    return [
-        *(Override(f"python.args.{key}", _plain(value), f"args[{key!r}]") for key, value in args.items()),
-        *(Override(key, value, f"set[{key!r}]") for key, value in settings.items()),
-    ]
+    return judge(measure(request), request)
 
 
-def _options(options: Sequence[tuple[str, str, Any]]) -> list[Override]:
-    from propcheck.config.resolve import Override
-
-    return [Override(key, value, option) for option, key, value in options if value is not None]
-
-
-def _source(target: object) -> Source:
-    """Return the keys of a target that is an object of this process: they only say what it was."""
-    from propcheck.config.resolve import Source
-
-    name = getattr(target, "__qualname__", None) or type(getattr(target, "model", target)).__qualname__
-    module = getattr(target, "__module__", "__main__")
-    return Source(name, {"name": "run", "python": {"target": f"{module}:{name}"}})
+def judge(run: records.Run, request: ScanRequest) -> records.Run:
+    """Return the run with the findings of the rules that the request selects."""
+    findings = rules.judge(run, settings=request.probe.rules, select=request.select, ignore=request.ignore)
+    return dataclasses.replace(run, findings=findings)
 
 
-def _task(target: object, args: Mapping[str, Any] | None) -> Callable[[Probe], Task]:
-    def task(probe: Probe) -> Task:
-        from propcheck.targets.python import python_task
-
-        return python_task(probe, None if isinstance(target, str) else target, args)
-
-    return task
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that a probe can hold: the arguments of a call in this process may be any objects."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return {str(key): _plain(one) for key, one in value.items()} if isinstance(value, dict) else repr(value)
-
-
-def _frame(rows: Sequence[Any], schema: Any) -> pd.DataFrame:
-    import pyarrow as pa
-
-    columns = [pa.array([getattr(row, field.name) for row in rows], type=field.type, from_pandas=False) for field in schema]
-    frame: pd.DataFrame = pa.Table.from_arrays(columns, schema=schema).to_pandas()
-    return frame
+def _base_notes(request: ScanRequest, run: records.Run, directory: Path) -> list[str]:
+    """Note what differs from the base probe, and from its run if there is one beside this one."""
+    if not request.probe.base:
+        return []
+    base = load_probe(request.probe.base)
+    notes = [settings_note(base.name, differences(request.probe, base))]
+    try:
+        base_run = read_run(directory.parent / base.name)
+    except PropcheckError:
+        return notes  # not scanned yet, or by another version
+    return [*notes, measured_note(run, base_run, base.name)] if comparable(run, base_run) else notes

@@ -2,161 +2,112 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from propcheck.cli import operands as given
-from propcheck.cli import options as shared
-from propcheck.cli.output import OutputOptions, check, emit, machine_views
-from propcheck.cli.running import check_not_read, check_writable, run_files, save, target_files
+from propcheck.api.options import ScanOptions
+from propcheck.cli.console import check_not_read, result_on_stdout, say, target_files, with_progress
+from propcheck.cli.options import with_options
+from propcheck.cli.output import OutputOptions, Tolerances, check_outputs, emit, machine_views
 from propcheck.errors import PropcheckError
-from propcheck.formatting import count
 
 if TYPE_CHECKING:
+    from propcheck.api.gate import GateRequest
+    from propcheck.api.run_directory import RunDirectory
     from propcheck.comparison.gate import GateResult
-    from propcheck.config.pyproject import ToolSettings
-    from propcheck.config.tolerances import Tolerances
-    from propcheck.records import Run
 
 
-@shared.grouped
-def gate(
-    ctx: typer.Context,
+@with_options
+def gate(  # noqa: PLR0913, RUF100 - one parameter per option
     run: Annotated[
         str,
-        typer.Argument(help="What is judged: a run directory, or a target as `propcheck scan` takes it, which is scanned now."),
+        typer.Argument(help="The run to judge: a run directory, or a target as in `propcheck scan`, which is scanned now."),
     ],
     *,
     baseline: Annotated[
         str,
         typer.Option(
             metavar="BASELINE",
-            help="What it should be like: a baseline file, a run directory, or a target, which is scanned now.",
+            help="The expected run: a baseline file, a run directory, or a target, which is scanned now.",
         ),
     ],
-    tolerance: given.Allowed = None,
+    tolerance: Tolerances = None,
     update: Annotated[
         bool,
         typer.Option(
             "--update-baseline",
-            help="Write the run as the baseline, with a summary for diffs beside it, and pass: commit both.",
+            help="Write the run as the new baseline, with a summary for diffs, and pass. Commit both files.",
         ),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Compare with a baseline of another target, precision, input, seed set or older schema all the same.",
+            help="Compare even if the baseline has another target, precision, input, seed set or older schema.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the run of a target is written; default: reports/NAME, overwritten."),
+        typer.Option(metavar="DIR", help="Run directory of a scanned target; default: reports/NAME, overwritten."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots of a scanned run.")] = True,
-    options: shared.ScanOptions,
+    options: ScanOptions,
     output: OutputOptions,
 ) -> None:
-    """Fail where a run is not as its baseline was: gradients, stream, updates, loss, sites, parameters or findings.
+    """Fail if a run differs from its baseline in gradients, stream, updates, loss, sites, parameters or findings.
 
-    Status 0: passed, or the baseline was written; 1: the gate failed; 2: a bad run, baseline, target or option; 130:
+    Status 0: passed, or the baseline was written; 1: the gate failed; 2: a wrong run, baseline, target or option; 130:
     interrupted.
     """
-    from propcheck.comparison.comparable import check_comparable, early_refusals, refuse
-    from propcheck.comparison.gate import gate as judge
-    from propcheck.config.gate_settings import read_tolerances
-    from propcheck.config.pyproject import read_settings
+    from propcheck.api.gate import gate_request, run_gate, update_baseline
 
-    settings = read_settings(Path.cwd())
-    side = given.side(run, options, settings, force=force)
-    before = None if update else _baseline(baseline, options, settings, force=force)
-    if side.request is None and (before is None or before.request is None):
-        given.refuse_unused(options)
-    # The baseline and its summary: written with --update-baseline, and not to be lost without.
-    taken = [Path(baseline), Path(baseline).with_suffix(".md")] if Path(baseline).suffix.lower() == ".parquet" else []
+    path = Path(baseline)
+    options = with_progress(options, quiet=output.quiet)
+    request = gate_request(run, None if update else baseline, options, tolerance=tolerance, force=force)
+    directory = _directory(request, run, out, plots=plots)
     if update:
-        _check_writes(Path(baseline))
-    allowed = read_tolerances(side.gate, tolerance or ())
-    directory = None
-    if side.request is not None:
-        directory = out or Path(settings.out or Path("reports") / side.request.probe.name)
-        check_writable(directory)
-        if before is not None and before.run is not None:
-            check_not_read(directory, "--baseline", [baseline])
-        taken += [*run_files(directory), *target_files(run)]
-    elif out is not None:
-        raise PropcheckError(f"--out {out}: is for the run of a target, and {run} is stored already")
-    check(output, taken)
-    if before is not None and before.run is not None and side.request is not None and not force:
-        refuse(early_refusals(side.request.probe, run, before.run), before.run)
-    command = shlex.join(["propcheck", *ctx.obj])
-    here = side.scanned(command=command, quiet=output.quiet)
+        _check_baseline_path(path)
+    elif directory is not None and not request.is_paired:
+        check_not_read(directory.path, "--baseline", [baseline])
+    # The baseline and its summary must not be overwritten by an output, whether they are written or read.
+    taken = [path, path.with_suffix(".md")] if path.suffix.lower() == ".parquet" else []
     if directory is not None:
-        here = dataclasses.replace(here, path=str(directory))
-        save(here, directory, plots=plots)
-    if before is None:
-        result = _written(here, Path(baseline), allowed, force=force)
-    else:
-        there = before.scanned(command=command, quiet=output.quiet)
-        if not force:
-            check_comparable(here, there, named=before.request is not None)
-        result = judge(here, there, allowed)
-    if directory is not None and not output.quiet:
-        print(f"propcheck: wrote {directory}", file=sys.stderr)
+        taken += [*directory.files, *target_files(run)]
+    check_outputs(output, taken)
+    with result_on_stdout():
+        result = (update_baseline(request, path, directory) if update else run_gate(request, directory)).record
+    if directory is not None:
+        say(f"wrote {directory.path}", quiet=output.quiet)
     _emit(result, output)
     raise typer.Exit(int(not result.passed and result.written is None))
 
 
-def _baseline(baseline: str, options: shared.ScanOptions, settings: ToolSettings, *, force: bool) -> given.Side:
-    from propcheck.records.baseline import read_baseline
+def _directory(request: GateRequest, run: str, out: Path | None, *, plots: bool) -> RunDirectory | None:
+    """Return where the run is written; None if it is stored already."""
+    from propcheck.api.requests import ScanRequest
+    from propcheck.api.run_directory import RunDirectory, check_writable
 
-    if baseline.endswith(".md") and Path(baseline).with_suffix(".parquet").exists():
-        raise PropcheckError(f"--baseline {baseline}: is the summary; name {Path(baseline).with_suffix('.parquet')} beside it")
-    if Path(baseline).suffix.lower() == ".parquet":
-        return given.Side(dataclasses.replace(read_baseline(Path(baseline), force=force), path=baseline), None)
-    return given.side(baseline, options, settings, force=force)
+    if isinstance(request.run, ScanRequest):
+        directory = RunDirectory(out or request.run.directory, plots=plots)
+        check_writable(directory.path)
+        return directory
+    if out is not None:
+        raise PropcheckError(f"--out {out}: only for a target; {run} is already stored")
+    return None
 
 
-def _check_writes(path: Path) -> None:
-    """Refuse a place that no baseline can be written to before the scan."""
+def _check_baseline_path(path: Path) -> None:
+    from propcheck.api.run_directory import check_writable
+
     if path.suffix != ".parquet":
-        raise PropcheckError(
-            f"--baseline {path}: --update-baseline writes a Parquet file; name one, as in baselines/model.parquet"
-        )
+        raise PropcheckError(f"--baseline {path}: must end in .parquet with --update-baseline, e.g. baselines/model.parquet")
     check_writable(path.parent)
 
 
-def _written(run: Run, path: Path, allowed: Tolerances, *, force: bool) -> GateResult:
-    """Make the baseline, and say what changed since the one before."""
-    from propcheck.comparison.gate import check_fit
-    from propcheck.comparison.gate import gate as judge
-    from propcheck.records.baseline import read_baseline, write_baseline
-
-    itself = judge(run, dataclasses.replace(run, path=str(path)), allowed)
-    if not force:
-        check_fit(itself)
-    try:
-        before: Run | None = read_baseline(path, force=True)
-    except PropcheckError:
-        before = None  # none yet, or one that cannot be read: it is what is being mended
-    write_baseline(run, path)
-    notes = [f"Baseline written: {path}, and {path.with_suffix('.md')} for its diffs. Commit both."]
-    if before is not None:
-        since = judge(run, before, allowed)
-        changed = count(len(since.differences), "number")
-        notes.append(f"Beside the one before {changed} outside the tolerances.")
-        notes += [f"{one.name}: {one.message}" for one in since.findings]
-    return dataclasses.replace(itself, notes=tuple(notes), written=str(path))
-
-
 def _emit(gate: GateResult, output: OutputOptions) -> None:
-    from propcheck.comparison.document import gate_document
-    from propcheck.records.document import dumps
+    from propcheck.render.comparison_json import gate_to_json
     from propcheck.render.comparison_results import gate_results
     from propcheck.render.source_location import location_of
     from propcheck.render.terminal.gate_table import gate_markdown, print_gate
@@ -165,7 +116,7 @@ def _emit(gate: GateResult, output: OutputOptions) -> None:
         output,
         table=lambda console: print_gate(gate, console),
         views={
-            "json": lambda: dumps(gate_document(gate)),
+            "json": lambda: gate_to_json(gate),
             "markdown": lambda: gate_markdown(gate),
             **machine_views(lambda: gate_results(gate, location_of(gate.run.target))),
         },

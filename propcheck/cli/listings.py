@@ -1,4 +1,4 @@
-"""``propcheck probes``, ``propcheck rules`` and ``propcheck keys``: what there is to name."""
+"""``propcheck probes``, ``propcheck rules`` and ``propcheck keys``: list what a command can name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from propcheck.cli.running import write_stdout
+from propcheck.cli.console import write_stdout
 
 
 def probes() -> None:
@@ -20,9 +20,9 @@ def probes() -> None:
 
 
 def rules(
-    rule: Annotated[str | None, typer.Argument(metavar="[ID]", help="Explain this rule: its id or its name.")] = None,
+    rule: Annotated[str | None, typer.Argument(metavar="[ID]", help="Explain this rule, given by id or name.")] = None,
 ) -> None:
-    """List the rules, or explain one: what it sees, why it matters, its threshold and source, what to do (Markdown)."""
+    """List the rules, or explain one: what it detects, why it matters, its threshold and source, and the remedy (Markdown)."""
     from propcheck.comparison.gate_findings import CHECKS
     from propcheck.rules import ALL, explain
 
@@ -31,12 +31,12 @@ def rules(
     elif rule is not None:
         write_stdout(explain(rule) + "\n")
     else:
-        width = max(len(one.name) for one in ALL)
-        write_stdout("".join(f"{one.id}  {one.name:<{width}}  {one.severity}\n" for one in ALL))
+        width = max(len(listed.name) for listed in ALL)
+        write_stdout("".join(f"{listed.id}  {listed.name:<{width}}  {listed.severity}\n" for listed in ALL))
 
 
 def keys() -> None:
-    """Print every key of a probe file: what it takes, its default and what it does (Markdown)."""
+    """Print every key of a probe file with its type, default and meaning (Markdown)."""
     from propcheck.config.probe import Probe
     from propcheck.config.schema_docs import page
 

@@ -1,4 +1,4 @@
-"""Where the result of a command goes and in which formats: one on standard output, any number in files."""
+"""Print the result of a command in one format, and write it to files in any others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from propcheck.cli.running import check_writable, write_stdout
+from propcheck.cli.console import write_stdout
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -24,23 +24,33 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "markdown", "github", "junit", "sarif"]
 FORMATS: tuple[Format, ...] = typing.get_args(Format)
 
+Tolerances = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tolerance",
+        metavar="[WHAT=]SHARE",
+        help="Allowed change in either direction, e.g. 5%; of one quantity, e.g. loss=1%; or of modules and parameters by glob,"
+        " e.g. 'layers.0.*=20%'. Repeatable; default: [gate] of the probe, else 5%.",
+    ),
+]
+
 _SUFFIXES: dict[str, Format] = {".txt": "table", ".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif"}
-# Characters of a line of a table in a file: no terminal says how many it has, and 100 hold every column with several seeds.
+# Width of a table in a file, in characters: 100 hold every column, with several seeds too.
 _FILE_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """What is printed and written; every command with a result takes all of them."""
+    """How the result is printed and written."""
 
-    output_format: Annotated[Format, typer.Option(help="What is printed on standard output.")] = "table"
+    output_format: Annotated[Format, typer.Option(help="Format of standard output.")] = "table"
     outputs: Annotated[
         list[str] | None,
         typer.Option(
             "--output",
             metavar="FILE",
-            help="Write the result to a file as well, in the format of its suffix (.txt table, .json, .md, .xml junit, .sarif) "
-            "or of FORMAT=FILE; repeatable.",
+            help="Also write the result to a file. Its suffix sets the format (.txt table, .json, .md, .xml junit, .sarif), or "
+            "write FORMAT=FILE; repeatable.",
         ),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")] = False
@@ -51,56 +61,58 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One file to write; ``path`` is the file itself where a link was named."""
+    """A file to write; ``path`` is the file itself if a link was named."""
 
     given: str
     format: Format
     path: Path
 
 
-def check(options: OutputOptions, taken: Collection[Path] = ()) -> None:
-    """Refuse, before anything is computed, files that cannot be written.
+def check_outputs(options: OutputOptions, taken: Collection[Path] = ()) -> None:
+    """Check before the work that all files can be written.
 
     Parameters
     ----------
     options
         The options.
     taken
-        Files that the command itself writes.
+        Files that the command itself reads or writes.
 
     Raises
     ------
     PropcheckError
-        A format is not known, a directory is none or cannot be written to, or two outputs are one file.
+        A format is unknown, a file cannot be written, or two outputs are the same file.
     """
+    from propcheck.api.run_directory import check_writable
+
     seen = {Path(os.path.realpath(path)): "the command itself" for path in taken}
     for file in _files(options):
         if file.path in seen:
-            raise PropcheckError(f"--output {file.given}: {seen[file.path]} uses that file too; name another")
+            raise PropcheckError(f"--output {file.given}: {seen[file.path]} uses that file as well; name another")
         seen[file.path] = f"--output {file.given}"
         if file.path.is_dir():
-            raise PropcheckError(f"--output {file.given}: is a directory; name a file in it")
+            raise PropcheckError(f"--output {file.given}: this is a directory; name a file in it")
         if file.path.exists() and not file.path.is_file():
-            raise PropcheckError(f"--output {file.given}: is no regular file; --output-format sets what is printed")
+            raise PropcheckError(f"--output {file.given}: not a regular file; use --output-format for standard output")
         check_writable(file.path.parent)
 
 
 def emit(options: OutputOptions, table: Callable[[Console], None], views: Mapping[Format, Callable[[], str]]) -> None:
-    """Write the files, each under a temporary name first, and print what is asked for.
+    """Write the files, each under a temporary name first, and print the result.
 
     Parameters
     ----------
     options
         Checked options.
     table
-        Prints the table to a console, which decides about width and colours.
+        Prints the table to a console, which sets its width and colours.
     views
-        Renders each format but ``table``; only those that are asked for are called, once each.
+        Renders each of the other formats; only those requested are called, once each.
 
     Raises
     ------
     PropcheckError
-        A file or standard output takes nothing.
+        A file or standard output cannot be written.
     """
     from rich.console import Console
 
@@ -109,7 +121,7 @@ def emit(options: OutputOptions, table: Callable[[Console], None], views: Mappin
     def text(kind: Format) -> str:
         if kind not in rendered:
             rendered[kind] = views[kind]()
-        # Nothing found is nothing printed, not an empty line.
+        # Without findings some formats are empty; an empty line would not be.
         return rendered[kind].rstrip("\n") + "\n" if rendered[kind] else ""
 
     for file in _files(options):
@@ -133,12 +145,12 @@ def emit(options: OutputOptions, table: Callable[[Console], None], views: Mappin
 
 
 def _unpadded(text: str) -> str:
-    """Leave out the spaces that fill lines, which a comparison of two files would show."""
+    """Remove trailing spaces, which would show in a diff."""
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def machine_views(results: Callable[[], Results]) -> dict[Format, Callable[[], str]]:
-    """Return the views that are made of :class:`propcheck.render.results.Results` alone."""
+    """Return the views that are rendered from :class:`propcheck.render.results.Results`."""
     from propcheck.render.github import to_github
     from propcheck.render.junit import to_junit
     from propcheck.render.sarif import to_sarif
@@ -151,7 +163,7 @@ def machine_views(results: Callable[[], Results]) -> dict[Format, Callable[[], s
 
 
 def _files(options: OutputOptions) -> list[_File]:
-    return [_file(one) for one in options.outputs or ()]
+    return [_file(text) for text in options.outputs or ()]
 
 
 def _file(given: str) -> _File:
@@ -159,18 +171,19 @@ def _file(given: str) -> _File:
     named = bool(equals) and before.isidentifier()
     if named and before not in FORMATS:
         raise PropcheckError(
-            f"--output {given}: no format {before}; there are {', '.join(FORMATS)}; a file of that name is ./{given}"
+            f"--output {given}: unknown format {before}; formats: {', '.join(FORMATS)}; for a file of this name write ./{given}"
         )
     name = after if named else given
     if name in ("", "-"):
-        raise PropcheckError(f"--output {given}: names no file; --output-format sets what is printed")
+        raise PropcheckError(f"--output {given}: no file name; use --output-format for standard output")
     path = Path(os.path.realpath(name))
     if named:
         return _File(given, FORMATS[FORMATS.index(before)], path)
     suffix = Path(name).suffix.lower()
     if suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise PropcheckError(f"--output {given}: {suffix or 'no suffix'} is no format; end in {known}, or write github={given}")
+        said = f"unknown suffix {suffix}" if suffix else "no suffix"
+        raise PropcheckError(f"--output {given}: {said}; use {known}, or FORMAT=FILE, e.g. github={given}")
     return _File(given, _SUFFIXES[suffix], path)
 
 
@@ -178,7 +191,7 @@ def _write(file: _File, text: str) -> None:
     temporary = file.path.with_name(f".{file.path.name}.{os.getpid()}.tmp")
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
-        # A name of bytes that are no text is in no encoding; a question mark in its place loses less than the whole report.
+        # A file name may hold bytes that are not text; a question mark in their place loses less than the whole report.
         temporary.write_bytes(text.encode("utf-8", "replace"))
         temporary.replace(file.path)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,38 +9,34 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from propcheck import records
-from propcheck.cli import options as shared
-from propcheck.cli.running import check_writable, write_stdout
-from propcheck.errors import PropcheckError
+from propcheck.api.options import ScanOptions
+from propcheck.cli.console import result_on_stdout, say, with_progress, write_stdout
+from propcheck.cli.options import with_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from propcheck.api.run_directory import RunDirectory
+    from propcheck.api.sweep import Sweep, SweepRequest
+    from propcheck.comparison.sweep import Outcome
 
-    from propcheck.api.sweep import Outcome, Planned
-    from propcheck.render.terminal.sweep_table import Sweep
 
-
-@shared.grouped
-def sweep(
-    ctx: typer.Context,
-    target: Annotated[str, typer.Argument(help="What is scanned, as `propcheck scan` takes it.")],
+@with_options
+def sweep(  # noqa: PLR0913, RUF100 - one parameter per option
+    target: Annotated[str, typer.Argument(help="The target to scan, as in `propcheck scan`.")],
     *,
     vary: Annotated[
         list[str],
         typer.Option(
             "--vary",
             metavar="KEY=VALUE,VALUE",
-            help="A key of the probe (`propcheck keys`) and its values, a scan each; repeatable, for every combination. A list "
-            "needs its brackets. For a callable python.args.KEY, for a config.json huggingface.overrides.KEY.",
+            help="A key of the probe (`propcheck keys`) and its values; repeatable: every combination is scanned. Write a list "
+            "with its brackets. Arguments of a callable are python.args.KEY, keys of a config.json huggingface.overrides.KEY.",
         ),
     ],
-    options: shared.ScanOptions,
+    options: ScanOptions,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Holds a run directory a cell; default: reports/NAME-sweep.")
+        Path | None, typer.Option(metavar="DIR", help="Holds one run directory per cell; default: reports/NAME-sweep.")
     ] = None,
-    output_format: Annotated[
-        Literal["table", "json", "markdown"], typer.Option(help="What is printed on standard output.")
-    ] = "table",
+    output_format: Annotated[Literal["table", "json", "markdown"], typer.Option(help="Format of standard output.")] = "table",
     fail_level: Annotated[
         records.FailLevel | None,
         typer.Option(help="Least severity of a finding that gives status 1; default: error."),
@@ -52,69 +47,64 @@ def sweep(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Scan a target once for every combination of some values, and put the results side by side.
+    """Scan a target once per combination of values, and show the results side by side.
 
-    A cell that is refused or fails is a row with its reason. A cell whose run is there already, with the same settings and by
-    the same version of propcheck, is not scanned again, unless a Python file in the target's folder is younger. A change in
-    what else the target imports, or within a file of inputs, is not seen: remove the run then.
+    A sweep continues past failures: such a cell is a row with its reason. It resumes where it stopped: a cell is skipped if it
+    has a run with the same settings from the same version of propcheck, unless a Python file in the target's folder is newer.
+    Changes in other imports, or in the content of an input file, are not detected; delete the run then.
 
-    Status 0: no finding at or above the fail level; 1: there is one, or a cell failed; 2: a bad target, option or file;
-    130: interrupted, and the same command goes on from there.
+    Status 0: no finding at or above the fail level; 1: there is one, or a cell failed; 2: a wrong target, option or file;
+    130: interrupted.
     """
-    from propcheck.api.sweep import plan, scan_cells
-    from propcheck.config.grid import grid, read_axes
-    from propcheck.config.pyproject import read_settings
-    from propcheck.render.terminal.sweep_table import Sweep, print_sweep, sweep_json, sweep_markdown
+    from propcheck.api.run_directory import RunDirectory, check_writable
+    from propcheck.api.sweep import sweep_request
+    from propcheck.config.grid import read_axes
 
-    settings = read_settings(Path.cwd())
-    axes = read_axes(vary)
-    planned = plan(target, grid(axes), options, settings)
-    directory = out or Path("reports") / f"{next(one.request.probe.name for one in planned if one.request)}-sweep"
-    check_writable(directory)
-    (directory / "sweep.png").unlink(missing_ok=True)  # that of other cells
-    command = shlex.join(["propcheck", *ctx.obj])
-    outcomes: list[Outcome] = []
+    request = sweep_request(target, read_axes(vary), with_progress(options, quiet=quiet))
+    first = request.scans[0]
+    directory = RunDirectory(out or Path("reports") / f"{first.probe.name}-sweep", plots=plots)
+    check_writable(directory.path)
+    result = _run(request, directory, quiet=quiet, debug=debug)
+    _print(result, output_format)
+    failing = records.failing(fail_level or first.settings.fail_level)
+    findings = [finding for cell in result.cells if cell.run is not None for finding in cell.run.findings]
+    failed = any(cell.status == "failed" for cell in result.cells)
+    raise typer.Exit(int(failed or any(finding.severity in failing for finding in findings)))
+
+
+def _run(request: SweepRequest, directory: RunDirectory, *, quiet: bool, debug: bool) -> Sweep:
+    """Scan the cells; on a terminal, announce each."""
+    from propcheck.api.sweep import run_sweep
+
+    done: list[Outcome] = []
+
+    def announce(index: int) -> None:
+        if not quiet and sys.stderr.isatty() and index < len(request.cells):
+            say(f"cell {index + 1} of {len(request.cells)}: {request.cells[index].cell.name}", quiet=quiet)
+
+    def report(outcome: Outcome) -> None:
+        done.append(outcome)
+        announce(len(done))
+
     try:
-        _announce(planned, outcomes, quiet=quiet)
-        for outcome in scan_cells(planned, directory, command=command, quiet=quiet, plots=plots, debug=debug):
-            outcomes.append(outcome)
-            _announce(planned, outcomes, quiet=quiet)
+        announce(0)
+        with result_on_stdout():
+            return run_sweep(request, directory, report, debug=debug)
     except KeyboardInterrupt:
-        if not quiet:
-            print(f"propcheck: interrupted with {len(outcomes)} of {len(planned)} cells in {directory}", file=sys.stderr)
+        say(f"interrupted with {len(done)} of {len(request.cells)} cells in {directory.path}", quiet=quiet)
         raise
-    result = Sweep(target, directory, axes, tuple(outcomes))
-    if plots:
-        _draw(result)
+
+
+def _print(result: Sweep, output_format: Literal["table", "json", "markdown"]) -> None:
+    from propcheck.render.terminal.sweep_table import print_sweep, sweep_json, sweep_markdown
+
     if output_format == "table":
         import rich.console
 
         console = rich.console.Console()
         with console.capture() as capture:
-            print_sweep(result, console)
+            print_sweep(result.record, console)
         write_stdout(capture.get())
     else:
-        text = sweep_json(result) if output_format == "json" else sweep_markdown(result)
+        text = sweep_json(result.record) if output_format == "json" else sweep_markdown(result.record)
         write_stdout(text.rstrip("\n") + "\n")
-    failing = records.failing(fail_level or settings.fail_level)
-    found = [finding for outcome in outcomes if outcome.run is not None for finding in outcome.run.findings]
-    failed = any(outcome.status == "failed" for outcome in outcomes)
-    raise typer.Exit(int(failed or any(finding.severity in failing for finding in found)))
-
-
-def _announce(planned: Sequence[Planned], outcomes: Sequence[Outcome], *, quiet: bool) -> None:
-    """Say on a terminal which cell is next; the bar of its scan comes under that."""
-    if not quiet and sys.stderr.isatty() and len(outcomes) < len(planned):
-        name = planned[len(outcomes)].cell.name
-        print(f"propcheck: cell {len(outcomes) + 1} of {len(planned)}: {name}", file=sys.stderr)
-
-
-def _draw(result: Sweep) -> None:
-    from propcheck.render.plots.overlay import write_sweep_plot
-
-    cells = [(outcome.cell.labels, outcome.run) for outcome in result.outcomes if outcome.run is not None]
-    try:
-        if cells:
-            write_sweep_plot(cells, result.directory / "sweep.png")
-    except OSError as error:
-        raise PropcheckError(f"{result.directory}: {error.strerror or error}") from error

@@ -20,16 +20,15 @@ from propcheck.comparison.match_runs import match_runs
 from propcheck.comparison.match_sites import match_sites
 from propcheck.comparison.quantities import QUANTITIES
 from propcheck.comparison.start import find_start
-from propcheck.config.probe import differing
+from propcheck.config.fingerprint import setting_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from propcheck.analysis.growth import Growth
     from propcheck.comparison.differences import Difference
     from propcheck.comparison.match_parameters import ParameterMatching
     from propcheck.config.tolerances import Quantity, Tolerances
-    from propcheck.records import Finding, Place, Run, SiteRecord
+    from propcheck.records import Finding, Growth, Place, Run, SiteRecord
 
 _SITE_QUANTITIES = tuple(name for name, quantity in QUANTITIES.items() if quantity.noun == "site")
 
@@ -186,7 +185,7 @@ def _compare_with_first(first: Run, run: Run, label: str, tolerances: Tolerances
     return PairwiseComparison(
         label=label,
         relative=matched.sites.relative,
-        settings=tuple(differing(first.settings, run.settings)) if first.settings and run.settings else (),
+        settings=tuple(setting_differences(first.settings, run.settings)) if first.settings and run.settings else (),
         changes=tuple(
             summarize_changes(quantity, numbers.compared[quantity], differences, numbers.allowed)
             for quantity in QUANTITIES

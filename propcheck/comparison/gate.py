@@ -14,7 +14,7 @@ from propcheck.comparison.differences import compare_numbers
 from propcheck.comparison.gate_findings import change_findings, nonfinite_findings, rule_findings, structure_findings
 from propcheck.comparison.match_runs import match_runs
 from propcheck.comparison.start import find_start
-from propcheck.config.probe import differing
+from propcheck.config.fingerprint import setting_differences
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def gate(run: Run, baseline: Run, tolerances: Tolerances) -> GateResult:
 
 def _setting_notes(run: Run, baseline: Run) -> list[str]:
     """Name the keys of the probe that differ: most often they are the change."""
-    changed = differing(run.settings, baseline.settings) if run.settings and baseline.settings else []
+    changed = setting_differences(run.settings, baseline.settings) if run.settings and baseline.settings else []
     return [settings_note("the baseline", changed)] if changed else []
 
 

@@ -1,1 +1,1 @@
-"""Probe files, their schema, and the options that override them."""
+"""Settings of a scan: the probe schema, its files and overrides, and what decides a scan's numbers."""

@@ -1,13 +1,12 @@
-"""A probe: what is scanned, in which precision, on which inputs, and how strictly it is judged.
+"""The probe schema, and reading a probe: what is scanned, in which precision, on which inputs, and how it is judged.
 
-A probe file is TOML. ``[model]``, ``[residual]`` and ``[init]`` are the reference decoder's own sections
-(``propcheck.config.decoder``); the others are defined here. ``load_probe`` makes one of what a target names
-(``propcheck.config.resolve``) and answers every mistake with one line. Nothing here imports torch.
+A probe file is TOML. ``[model]``, ``[residual]`` and ``[init]`` belong to the reference decoder
+(``propcheck.config.decoder``); this module defines the other sections. ``load_probe`` validates the keys that
+``propcheck.config.resolve`` gathers for a target and reports a mistake in one line. This module does not import torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import typing
@@ -17,23 +16,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from propcheck.config.decoder import DecoderConfig, InitConfig, InitScheme, ModelConfig, ResidualConfig, Section
-from propcheck.config.resolve import DECODER, PATHS, Override, Source, apply, check_kind, parse_override, read_target
+from propcheck.config.resolve import (
+    Override,
+    Source,
+    apply_override,
+    check_target_kind,
+    parse_override,
+    read_target,
+)
 from propcheck.config.schema_docs import explain
 from propcheck.config.tolerances import Gated, Quantity, Tolerances, parse_tolerance
 from propcheck.errors import PropcheckError
-from propcheck.records import Severity  # noqa: TC001 - pydantic reads the annotation
+from propcheck.records import PATH_SETTINGS, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Preset = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
-# The decoder's parameters of their own; a weight or bias, in fp32 beside half-precision activations, would not multiply.
+# Only parameters outside matrix products: torch multiplies no fp32 weight with half-precision activations.
 KeptName = Literal["A_log", "dt_bias", "scale"]
 TokenSource = Literal["zipf", "uniform", "tokens", "text"]
 TOKEN_SOURCES = typing.get_args(TokenSource)
 RuleId = Annotated[str, StringConstraints(pattern=r"^PC\d{3}$")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Share = Annotated[float, BeforeValidator(parse_tolerance)]
+Tolerance = Annotated[float, BeforeValidator(parse_tolerance)]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B", re.IGNORECASE)
 _EXPONENT = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -44,21 +50,22 @@ class PrecisionConfig(Section):
 
     preset: Preset | None = Field(
         None,
-        description="bf16, fp16, fp32: parameters and activations; bf16-mixed: fp32 parameters, bf16 products (autocast). "
-        "With fp16 the loss is scaled by 1024 for the backward pass, and the gradients are divided by it. Default: bf16 for "
-        "the reference decoder, its own dtype for a config.json, and the dtypes that it builds for code.",
+        description="bf16, fp16, fp32: dtype of parameters and activations; bf16-mixed: fp32 parameters, bf16 matrix products "
+        "(autocast). fp16 scales the loss by 1024 for the backward pass and divides the gradients by 1024. Default: bf16 for "
+        "the reference decoder, the config's dtype for a config.json, and for your own code the dtypes that it builds.",
     )
     keep_fp32: tuple[KeptName, ...] = Field(
-        (), description="Last name parts of parameters of the reference decoder that stay fp32 whatever the preset."
+        (),
+        description="Parameters of the reference decoder that stay fp32 under every preset, by the last part of their name.",
     )
 
 
 class HuggingFaceConfig(Section):
-    """The `[huggingface]` section: a model of transformers."""
+    """The `[huggingface]` section: a transformers model."""
 
-    config: str = Field("", description="A config.json, or a folder that holds one. Relative to the probe file.")
+    config: str = Field("", description="Path of a config.json or of the folder that holds it, relative to the probe file.")
     overrides: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of the config with other values, as in `{ num_hidden_layers = 4 }`."
+        default_factory=dict, description="Config keys to override, as in `{ num_hidden_layers = 4 }`."
     )
 
 
@@ -72,82 +79,84 @@ class PythonConfig(Section):
 
 
 class ExpectConfig(Section):
-    """The `[expect]` section: what the code is meant to draw, whatever it does draw; PC104 holds the weights against it."""
+    """The `[expect]` section: the init scheme that the weights should follow; PC104 checks them against it."""
 
     init: InitScheme | None = Field(
         None,
-        description="The scheme, one of those of `init.scheme`, whose formulas `init.scheme` gives; default: nothing is "
-        "declared, but by the reference decoder its own `[init]`.",
+        description="Expected scheme; `init.scheme` lists the formulas. Default: the reference decoder is checked against its "
+        "own `[init]`, other targets against no scheme.",
     )
-    std: float = Field(0.02, gt=0, description="Standard deviation of `normal`, `gpt2`, `megatron` and `olmo-llama`.")
+    std: float = Field(0.02, gt=0, description="Standard deviation for `normal`, `gpt2`, `megatron` and `olmo-llama`.")
     embedding_std: float | None = Field(
-        None, gt=0, description="Standard deviation of the token embedding; default: as the scheme has it."
+        None, gt=0, description="Standard deviation of the token embedding; default: given by the scheme."
     )
 
     @model_validator(mode="after")
     def _scheme_is_named(self) -> ExpectConfig:
         if self.init is None and self.model_fields_set - {"init"}:
-            given = ", ".join(sorted(self.model_fields_set - {"init"}))
-            raise ValueError(f"{given} needs init, the scheme that it belongs to")
+            keys = ", ".join(sorted(self.model_fields_set - {"init"}))
+            raise ValueError(f'{keys} needs init, the expected scheme, as in init = "gpt2"')
         return self
 
 
 class InputsConfig(Section):
-    """The `[inputs]` section: what the model is run on, where the target brings no batch of its own."""
+    """The `[inputs]` section: what the model runs on if the target supplies no batch."""
 
     source: TokenSource = Field(
         "zipf",
-        description="zipf: p(id) ~ 1/(id + 1)^exponent over the whole vocabulary; uniform; tokens: a file of ids; "
-        "text: a text file and its tokenizer.",
+        description="zipf: p(id) ~ 1/(id + 1)^exponent over the whole vocabulary; uniform: all ids equally likely; tokens: a "
+        "file of ids; text: a text file and its tokenizer.",
     )
     file: str | None = Field(
         None,
-        description="For tokens: a flat .npy or raw .bin of ids; for text: UTF-8 text. Relative to the probe file.",
+        description="For tokens: a flat .npy or raw .bin file of ids; for text: a UTF-8 file. Relative to the probe file.",
     )
     tokenizer: str | None = Field(None, description="For text: a tokenizer.json (extra `hf`). Relative to the probe file.")
-    dtype: Literal["uint16", "uint32"] | None = Field(None, description="What a .bin file holds, little-endian.")
+    dtype: Literal["uint16", "uint32"] | None = Field(None, description="Integer type of a .bin file, little-endian.")
     vocabulary: int | None = Field(
-        None, ge=2, description="Ids lie below it; default: the rows of the model's token embedding."
+        None, ge=2, description="All ids are below this number; default: the rows of the model's token embedding."
     )
-    batch: int = Field(1, ge=1, description="Sequences; images or recordings where the model takes those.")
-    tokens: int = Field(256, ge=2, description="Tokens of each sequence; the loss predicts each from those before it.")
+    batch: int = Field(1, ge=1, description="Sequences per batch; images or recordings for models that take those.")
+    tokens: int = Field(256, ge=2, description="Tokens per sequence. The loss predicts each token from those before it.")
     exponent: float = Field(1.0, ge=0, allow_inf_nan=False, description="Exponent of zipf; 1 is Zipf's law, 0 is uniform.")
 
     @model_validator(mode="after")
-    def _source_has_its_file(self) -> InputsConfig:
-        needs = {"tokens": ("file",), "text": ("file", "tokenizer")}.get(self.source, ())
-        for key in needs:
+    def _files_fit_source(self) -> InputsConfig:
+        needed = {"tokens": ("file",), "text": ("file", "tokenizer")}.get(self.source, ())
+        for key in needed:
             if getattr(self, key) is None:
                 raise ValueError(f'source = "{self.source}" needs {key}')
         for key in ("file", "tokenizer"):
-            if key not in needs and getattr(self, key) is not None:
-                raise ValueError(f'source = "{self.source}" reads no {key}; drop the key or change source')
+            if key not in needed and getattr(self, key) is not None:
+                raise ValueError(f'source = "{self.source}" does not use {key}; remove the key or change source')
         suffix = Path(self.file).suffix if self.file is not None and self.source == "tokens" else None
         if suffix not in (None, ".npy", ".bin"):
             raise ValueError(f'file = "{self.file}" must end in .npy or .bin')
         if suffix == ".bin" and self.dtype is None:
-            raise ValueError('a .bin file does not say what it holds; give dtype = "uint16" or "uint32"')
+            raise ValueError('a .bin file needs dtype = "uint16" or "uint32"')
         if suffix != ".bin" and self.dtype is not None:
-            raise ValueError("dtype is for a .bin file of tokens; drop it")
+            raise ValueError("dtype applies to a .bin file of tokens only; remove it")
         return self
 
 
 class ScanConfig(Section):
     """The `[scan]` section: how the scan runs."""
 
-    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="One pass is run for each; weights and inputs follow it.")
-    memory: str = Field("auto", description='Budget such as "5GiB"; auto: what the machine has free, less a margin.')
+    seeds: tuple[Seed, ...] = Field(
+        (0,), min_length=1, description="One pass runs per seed; the seed determines weights and inputs."
+    )
+    memory: str = Field("auto", description='Memory budget, such as "5GiB"; auto: the free memory, less a margin.')
     device: str = Field("cpu", description="Where the model runs: cpu or cuda[:N].")
-    mode: Literal["train", "eval"] = Field("train", description="train: as in training, dropout included; eval: without.")
+    mode: Literal["train", "eval"] = Field("train", description="train: as in training, with dropout; eval: without.")
     shadow: Literal["none", "fp32"] = Field(
-        "none", description="fp32: run the same weights once more in fp32, and say at each site how far the two are apart."
+        "none", description="fp32: run the same weights again in fp32 and report how far the two runs differ at each site."
     )
 
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("each seed may stand once")
+            raise ValueError("each seed may appear only once")
         return seeds
 
     @field_validator("memory", mode="before")
@@ -171,44 +180,45 @@ class ScanConfig(Section):
 
 
 class RuleSettings(Section):
-    """A `[rules.PCnnn]` table: how one rule judges."""
+    """A `[rules.PCnnn]` table: settings of one rule."""
 
     threshold: float | None = Field(
         None,
         allow_inf_nan=False,
-        description="The rule's limit, in the unit that `propcheck rules PCnnn` names; above 0, or above 1 for a factor.",
+        description="The rule's threshold, in the unit that `propcheck rules PCnnn` shows; above 0, or above 1 for a factor.",
     )
-    severity: Severity | None = Field(None, description="What its findings are worth; default: as the rule has it.")
+    severity: Severity | None = Field(None, description="Severity of its findings; default: the rule's own.")
 
 
 class GateConfig(Section):
-    """The `[gate]` section: by how much a run may differ from its baseline."""
+    """The `[gate]` section: how far a run may differ from its baseline."""
 
-    tolerance: Share = Field(
+    tolerance: Tolerance = Field(
         0.05,
-        description='Share such as "5%" or 0.05: values pass that are up to so much larger, or smaller by the same factor.',
+        description='Allowed difference, such as "5%" or 0.05: values pass if larger by at most this share, or smaller by the '
+        "same factor.",
     )
-    quantities: dict[Gated, Share] = Field(
+    quantities: dict[Gated, Tolerance] = Field(
         default_factory=dict,
-        description='Shares of single quantities, as in `{ loss = "1%" }`; they count before `tolerance`. There are '
+        description='Tolerances of single quantities, as in `{ loss = "1%" }`; they override `tolerance`. Quantities: '
         + ", ".join(f"`{name}`" for name in typing.get_args(Gated))
         + ".",
     )
-    modules: dict[str, Share] = Field(
+    modules: dict[str, Tolerance] = Field(
         default_factory=dict,
-        description='Shares by glob over module paths and parameter names, as in `{ "layers.0.*" = "20%" }`; they count before '
-        "both, the last that matches before the others.",
+        description='Tolerances by glob over module paths and parameter names, as in `{ "layers.0.*" = "20%" }`; they override '
+        "`tolerance` and `quantities`. If several globs match, the last one applies.",
     )
     floor: float = Field(
         1e-12,
         ge=0,
         le=1e-3,  # the gradients of a healthy model of 27 billion parameters go down to 3e-3
-        description="What is of at most this magnitude on both sides is taken for zero, and passes.",
+        description="Values of at most this magnitude in both runs count as zero and pass.",
     )
 
     @property
     def tolerances(self) -> Tolerances:
-        """The section as the gate takes it."""
+        """The section in the form that the gate takes."""
         quantities: dict[Quantity, float] = dict(self.quantities.items())
         return Tolerances(self.tolerance, quantities, self.modules, self.floor)
 
@@ -216,203 +226,144 @@ class GateConfig(Section):
 class Probe(Section):
     """A whole probe file."""
 
-    name: str = Field("", description="Names the run's directory, reports/NAME; default: the file's name.")
-    description: str = Field("", description="One line for `propcheck probes`.")
+    name: str = Field("", description="Name of the run directory, reports/NAME; default: the name of the file.")
+    description: str = Field("", description="One line, listed by `propcheck probes`.")
     base: str = Field(
         "",
-        description="A bundled probe, or a file relative to this one, whose keys count where this file is silent; the table "
-        "says what differs.",
+        description="A bundled probe, or a file relative to this one, that supplies defaults for keys not set here. The scan "
+        "lists the keys that differ.",
     )
     model: ModelConfig = Field(default_factory=ModelConfig, description="Shape of the decoder.")
-    residual: ResidualConfig = Field(default_factory=ResidualConfig, description="How updates join the stream.")
+    residual: ResidualConfig = Field(default_factory=ResidualConfig, description="How updates are added to the stream.")
     init: InitConfig = Field(
-        default_factory=InitConfig, description="How the weights are drawn. Biases are zero, norm gains one."
+        default_factory=InitConfig, description="How the weights are initialised. Biases are zero, norm gains one."
     )
     huggingface: HuggingFaceConfig = Field(
         default_factory=HuggingFaceConfig,
-        description="A model of transformers (extra `hf`), in the place of `[model]`, `[residual]` and `[init]`.",
+        description="A transformers model (extra `hf`), instead of `[model]`, `[residual]` and `[init]`.",
     )
     python: PythonConfig = Field(
-        default_factory=PythonConfig, description="Your own code, in the place of `[model]`, `[residual]` and `[init]`."
+        default_factory=PythonConfig, description="Your own code, instead of `[model]`, `[residual]` and `[init]`."
     )
     expect: ExpectConfig = Field(
         default_factory=ExpectConfig,
-        description="What the code is meant to draw, whatever it does draw: PC104 holds the weights of any target against it.",
+        description="The init scheme that the weights should follow. PC104 checks the weights of any target against it.",
     )
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="The dtypes of training.")
     inputs: InputsConfig = Field(
-        default_factory=InputsConfig, description="What the model is run on, where the target brings no batch of its own."
+        default_factory=InputsConfig, description="What the model runs on if the target supplies no batch."
     )
     scan: ScanConfig = Field(default_factory=ScanConfig, description="How the scan runs.")
-    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
+    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="Settings of one rule, e.g. `[rules.PC204]`.")
     gate: GateConfig = Field(
-        default_factory=GateConfig, description="By how much a run may differ from its baseline (`propcheck gate`)."
+        default_factory=GateConfig, description="How far a run may differ from its baseline (`propcheck gate`)."
     )
 
     @field_validator("name")
     @classmethod
     def _name_is_a_directory(cls, name: str) -> str:
         if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ValueError("it names a directory: letters, digits, '.', '_' and '-' only, a letter or digit first")
+            raise ValueError("must be a directory name: letters, digits, '.', '_' and '-', beginning with a letter or digit")
         return name
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Probe:
         if self.kind != "decoder":
             if self.precision.keep_fp32:
-                raise ValueError("precision.keep_fp32 is for the reference decoder; this target keeps what its code keeps")
+                raise ValueError("precision.keep_fp32 applies to the reference decoder only; remove it")
             return self
         positions, tokens = self.model.positions, self.inputs.tokens
         if positions and tokens > positions:
-            raise ValueError(f"inputs.tokens = {tokens} is more than the model's model.positions = {positions}")
+            raise ValueError(f"inputs.tokens = {tokens} exceeds model.positions = {positions}")
         return self
 
     @property
     def kind(self) -> Literal["decoder", "huggingface", "python"]:
-        """What kind of target it is."""
+        """The kind of the target."""
         return "huggingface" if self.huggingface.config else "python" if self.python.target else "decoder"
 
     @property
     def decoder(self) -> DecoderConfig:
-        """What the reference decoder is built from."""
+        """The settings of the reference decoder."""
         return DecoderConfig(model=self.model, residual=self.residual, init=self.init, keep_fp32=self.precision.keep_fp32)
 
 
 def load_probe(
     target: str | Source, overrides: Sequence[str | Override] = (), defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Probe:
-    """Read the probe that ``target`` names, or make one for a target that is none.
+    """Load the probe that a target names, or make one for a config.json or a callable.
 
     Parameters
     ----------
     target
-        As ``propcheck.config.resolve.read_target`` takes it, or what that returns.
+        A string as ``propcheck.config.resolve.read_target`` takes it, or the ``Source`` that it returns.
     overrides
         ``key=value`` strings (dotted key, TOML value, quotes optional around a plain word) or ``Override`` objects;
-        applied in order. A path given here is relative to the working directory, one in the file to the file.
+        applied in order. Paths in overrides are relative to the working directory, paths in a file to that file.
     defaults
-        Sections whose values count where the file is silent.
+        Sections with values for keys that the file does not set.
 
     Raises
     ------
     PropcheckError
-        No such target, not TOML, or a key or value that the schema refuses.
+        If there is no such target, the file is not TOML, or the schema refuses a key or value.
     """
     source = read_target(target) if isinstance(target, str) else target
     data = source.keys
     for name, section in (defaults or {}).items():
-        if isinstance(own := data.setdefault(name, {}), dict):
-            data[name] = {**section, **own}
-    as_written = json.dumps(data, default=str)
-    parsed = [parse_override(one) if isinstance(one, str) else one for one in overrides]
+        if isinstance(in_file := data.setdefault(name, {}), dict):
+            data[name] = {**section, **in_file}
+    before_overrides = json.dumps(data, default=str)
+    parsed = [parse_override(override) if isinstance(override, str) else override for override in overrides]
     if any(override.key == "inputs.source" for override in parsed) and isinstance(inputs := data.get("inputs"), dict):
-        # Another source has no use for the file of the one that it replaces.
-        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATHS["inputs"], "dtype"}}
+        # The files of the replaced source do not apply to the new one.
+        data["inputs"] = {key: value for key, value in inputs.items() if key not in {*PATH_SETTINGS["inputs"], "dtype"}}
     for override in parsed:
-        apply(data, override)
-    check_kind(data, parsed, source.origin)
+        apply_override(data, override)
+    check_target_kind(data, parsed, source.origin)
     try:
         return _validate(json.dumps(data, default=str))
     except ValidationError as error:
-        where, message = explain(error, Probe)
-        raise PropcheckError(f"{_origin(where, parsed, as_written) or source.origin}: {message}") from error
+        key, message = explain(error, Probe)
+        raise PropcheckError(f"{_overrides_at_fault(key, parsed, before_overrides) or source.origin}: {message}") from error
 
 
 def _validate(document: str) -> Probe:
-    # Strict, so that "64" is no number and true no integer; from JSON, in which a list may stand for a tuple.
+    # Strict, so that "64" is not an integer and neither is true; from JSON, where a list is accepted for a tuple.
     return Probe.model_validate_json(document, strict=True)
 
 
-def _origin(where: tuple[str, ...], overrides: Sequence[Override], as_written: str) -> str | None:
-    """Name the overrides at fault, if they are: the one that gave the key, or, where the file alone is right, all near it."""
+def _overrides_at_fault(fault: tuple[str, ...], overrides: Sequence[Override], before_overrides: str) -> str | None:
+    """Return the options that caused the fault at a key; None if the file is at fault.
+
+    The last override of that key is named. If no override sets it but the file alone is valid, all overrides inside the
+    faulty section are named.
+    """
     keys = [tuple(override.key.split(".")) for override in overrides]
     for key, override in zip(reversed(keys), reversed(overrides), strict=True):
-        if where and key == where[: len(key)]:
+        if fault and key == fault[: len(key)]:
             return override.origin
     try:
-        _validate(as_written)
+        _validate(before_overrides)
     except ValidationError:
         return None
-    inside = [override for key, override in zip(keys, overrides, strict=True) if key[: len(where)] == where]
+    inside = [override for key, override in zip(keys, overrides, strict=True) if key[: len(fault)] == fault]
     return " ".join(override.origin for override in inside or overrides)
 
 
-def config_hash(probe: Probe) -> str:
-    """Return the SHA-256, in hexadecimal, of everything that decides a scan's numbers and findings.
-
-    Left out: name, description and base, where files lie, the memory budget, which changes how a scan runs and not what
-    it finds, and what a gate lets pass. Of a config.json or a Python file the content counts; of an installed module its name.
-    """
-    left_out: dict[str, Any] = {
-        "name": True,
-        "description": True,
-        "base": True,
-        "inputs": set(PATHS["inputs"]),
-        "scan": {"memory"},
-        "gate": True,
-    }
-    data = probe.model_dump(mode="python", exclude=left_out)
-    if data["inputs"]["vocabulary"] is None:
-        del data["inputs"]["vocabulary"]
-    if probe.scan.shadow == "none":
-        del data["scan"]["shadow"]
-    if probe.expect.init is None:
-        del data["expect"]
-    if probe.kind == "decoder":
-        data["precision"]["preset"] = probe.precision.preset or "bf16"
-        del data["huggingface"], data["python"]
-    elif probe.kind == "huggingface":
-        data["huggingface"]["config"] = _digest(Path(probe.huggingface.config))
-    else:
-        place, _, name = probe.python.target.rpartition(":")
-        data["python"]["target"] = f"{_digest(Path(place))}:{name}" if place.endswith(".py") else probe.python.target
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    path = path / "config.json" if path.is_dir() else path
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def parse_size(text: str) -> int:
-    """Return the bytes in a size such as ``5GiB``, ``512 MiB`` or ``4.5GB``; ``ValueError`` when it is none."""
+    """Return the number of bytes in a size such as ``5GiB``, ``512 MiB`` or ``4.5GB``.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a size with a unit, or the size is zero.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError('must be "auto" or a size with its unit, as in "5GiB" or "800MB"')
     number, prefix = match[1], (match[2] or "").upper()
     unit = (1024 if prefix.endswith("I") else 1000) ** _EXPONENT.get(prefix[:1], 0)
     if (size := int(float(number) * unit)) == 0:
-        raise ValueError("must be more than nothing")
+        raise ValueError("must be at least one byte")
     return size
-
-
-def differences(probe: Probe, base: Probe) -> list[tuple[str, Any, Any]]:
-    """Return the keys in which two probes differ and that decide a scan's numbers: dotted key, value here, value there."""
-    return differing(*(one.model_dump(include=_DECIDING) for one in (probe, base)))
-
-
-_DECIDING = {*DECODER, "huggingface", "python", "precision", "inputs"}
-
-
-def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the same of the settings that runs keep: every key of a probe, section by section.
-
-    Of two kinds of target only what both have is compared: the other sections are defaults that one of them has no use for.
-    """
-
-    def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in section.items():
-            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        return found
-
-    used = [_sections(one) for one in (settings, others)]
-    here, there = (flat({key: one[key] for key in one if key in used[0] & used[1]}) for one in (settings, others))
-    keys = dict.fromkeys((*here, *there))  # a table of the target's own keys may have one that the other lacks
-    return [(key, here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)]
-
-
-def _sections(settings: Mapping[str, Any]) -> set[str]:
-    """Return the sections that decide what the target of these settings is and how it is run."""
-    own = {name for name, key in (("huggingface", "config"), ("python", "target")) if settings.get(name, {}).get(key)}
-    return {*(own or DECODER), "precision", "inputs"}

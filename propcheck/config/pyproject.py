@@ -1,4 +1,4 @@
-"""``[tool.propcheck]`` in the pyproject.toml of the working directory: defaults for the options of ``propcheck scan``."""
+"""Read ``[tool.propcheck]`` from the pyproject.toml of the working directory: defaults for every scan, gate and sweep."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
 
 
 class ToolSettings(ScanConfig):
-    """The keys of the table: those of a probe's ``[scan]``, and the command line's own."""
+    """The keys of the table: those of ``[scan]`` in a probe, and some of its own."""
 
-    out: str | None = Field(None, description="Directory of the run; relative to the pyproject.toml.")
+    out: str | None = Field(None, description="Run directory, relative to the pyproject.toml.")
     fail_level: Literal["error", "warning", "note", "never"] = Field(
         "error", alias="fail-level", description="Least severity that gives status 1."
     )
-    detail: Literal["block", "site"] = Field("block", description="What a row of the table is.")
-    select: tuple[str, ...] = Field((), description="Ids or names of the only rules to judge by.")
-    ignore: tuple[str, ...] = Field((), description="Ids or names of rules to leave out.")
-    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="How one rule judges, e.g. `[rules.PC204]`.")
-    gate: GateConfig = Field(default_factory=GateConfig, description="By how much a run may differ from its baseline.")
-    threads: int | None = Field(None, ge=1, le=1024, description="Threads; default: as many as torch takes.")
-
-    @property
-    def scan(self) -> dict[str, Any]:
-        """The keys of ``[scan]`` that the table gives; a probe file that has one overrules it."""
-        return self.model_dump(include=self.model_fields_set & set(ScanConfig.model_fields))
+    detail: Literal["block", "site"] = Field("block", description="One row of the table per block or per site.")
+    select: tuple[str, ...] = Field((), description="Apply only these rules: ids, names or families such as PC1.")
+    ignore: tuple[str, ...] = Field((), description="Skip these rules: ids, names or families such as PC1.")
+    rules: dict[RuleId, RuleSettings] = Field(
+        default_factory=dict, description="Threshold and severity of a rule, e.g. `[rules.PC204]`."
+    )
+    gate: GateConfig = Field(default_factory=GateConfig, description="How much a run may differ from its baseline.")
+    threads: int | None = Field(None, ge=1, le=1024, description="Number of threads; default: chosen by torch.")
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """What the table gives for the sections of a probe."""
-        return {"scan": self.scan, "rules": self.judging, "gate": self.gate.model_dump(exclude_unset=True)}
-
-    @property
-    def judging(self) -> dict[str, Any]:
-        """The tables of rules; one of the same rule in the probe overrules it."""
-        return {id_: rule.model_dump(exclude_none=True) for id_, rule in self.rules.items()}
+        """Defaults for the sections of a probe; the keys of the probe win."""
+        return {
+            "scan": self.model_dump(include=self.model_fields_set & set(ScanConfig.model_fields)),
+            "rules": {id_: rule.model_dump(exclude_none=True) for id_, rule in self.rules.items()},
+            "gate": self.gate.model_dump(exclude_unset=True),
+        }
 
 
 def read_settings(folder: Path) -> ToolSettings:
-    """Read the table; all defaults where there is no file or no table. ``PropcheckError`` when it is wrong."""
+    """Read the table; without a file or a table, every key has its default.
+
+    Raises
+    ------
+    PropcheckError
+        The file cannot be read, or a key or value is wrong.
+    """
     path = folder / "pyproject.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("propcheck", {})

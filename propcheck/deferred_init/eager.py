@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from propcheck.deferred_init.keyed_rng import generator_for
 from propcheck.deferred_init.op_log import TensorRef, only_allocates
 from propcheck.deferred_init.record import (
     Recording,
@@ -26,6 +25,7 @@ from propcheck.deferred_init.record import (
 )
 from propcheck.deferred_init.uncompile import uncompiled
 from propcheck.errors import PropcheckError
+from propcheck.seeding import generator_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

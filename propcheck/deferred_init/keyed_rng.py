@@ -13,12 +13,13 @@ A generator of torch has seeds of 32 bits: among the 27,000 chunks of a model of
 
 from __future__ import annotations
 
-import hashlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
+from propcheck.seeding import generator_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,14 +57,6 @@ class Workers:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply ``function`` to each item, in any order; results in the order of the items."""
         return list(self._pool.map(function, items))
-
-
-def generator_for(*key: object) -> torch.Generator:
-    """Return a CPU generator that depends on ``key`` alone (BLAKE2 over its text)."""
-    digest = hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=8).digest()
-    generator = torch.Generator()
-    generator.manual_seed(int.from_bytes(digest, "little") >> 1)  # manual_seed takes a signed 64-bit number
-    return generator
 
 
 def fill_in_chunks(

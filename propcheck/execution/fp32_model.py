@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from propcheck.deferred_init.materialize import Replay
 from propcheck.errors import PropcheckError
 from propcheck.execution.outside_tensors import Realiser
-from propcheck.measure.statistics import is_narrow
+from propcheck.tracing.tensors import is_narrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

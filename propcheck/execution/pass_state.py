@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from propcheck.errors import PropcheckError
 from propcheck.execution.alias_guard import Guard
 from propcheck.execution.whole_model import ANOTHER, CannotCutError, sources
+from propcheck.tracing.events import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from propcheck.execution.outside_tensors import Realiser
     from propcheck.execution.plan import Unit
     from propcheck.execution.weights import Weights
-    from propcheck.tracing.tracer import Follower
+    from propcheck.measure.gradients import Ledger
+    from propcheck.tracing.events import PassListeners
+    from propcheck.tracing.tracer import Tracer
 
 _START = "_propcheck_start"  # on the tensor at which a unit's graph begins: the unit's path
 
 
 @dataclass(slots=True)
-class Conductor:
+class Conductor(Listener):
     """Of one pass that is cut into units.
 
     Attributes
@@ -40,7 +43,8 @@ class Conductor:
         Parameters and buffers that are used while their unit does not run: they stay.
     """
 
-    follower: Follower
+    tracer: Tracer
+    ledger: Ledger
     weights: Weights
     realiser: Realiser
     seed: int
@@ -58,6 +62,7 @@ class Conductor:
     in_backward: bool = False
     changed: list[tuple[str, Tensor]] = field(default_factory=list)  # units, and whether they gave another output again
     guard: Guard = field(init=False)
+    listeners: PassListeners = field(init=False)  # of the tracer, this one among them
     _calls: int = 0
     _running: Unit | None = None
     _pending: dict[str, int] = field(default_factory=dict)  # by parameter: calls whose backward is still to come
@@ -65,7 +70,7 @@ class Conductor:
     _growth: int = 0  # the most that the process grew by in one unit
 
     def __post_init__(self) -> None:
-        self.guard = Guard(self.refuse, self.names, self.use)
+        self.guard = Guard(self.refuse, self.names, self.parameter_used)
 
     def refuse(self, path: str, what: str) -> NoReturn:
         """End a pass that the cut would falsify."""
@@ -87,8 +92,9 @@ class Conductor:
             self.resident -= {unit.path}
         return unit.path in self.resident
 
-    def use(self, name: str, function: str) -> None:
+    def parameter_used(self, parameter: str, function: str) -> None:
         """Before a parameter is used: one that is not of the unit that runs stays in memory from now on."""
+        name = parameter
         self.used.add(name)
         self.only_lookups &= function == "embedding"
         if name in self.outside or (self._running is not None and name in self._running.names):
@@ -149,7 +155,7 @@ class Conductor:
 
     def _measure(self, names: list[str]) -> None:
         parameters: dict[str, nn.Parameter] = {name: self.weights.tensors[name] for name in names}  # type: ignore[misc]
-        self.follower.ledger.settle(parameters)
+        self.ledger.settle(parameters)
 
     def check_loss(self, loss: Tensor) -> None:
         """Before the backward pass: refuse a loss that depends on what units computed beside what they returned."""

@@ -15,9 +15,8 @@ from propcheck.execution.fp32_model import has_narrow
 from propcheck.execution.memory import free_memory
 from propcheck.execution.single_pass import Manner, run_once
 from propcheck.execution.whole_model import CannotCutError
-from propcheck.measure.fp32_reference import Casts, Draws, Spool, compare
-from propcheck.measure.statistics import is_narrow
-from propcheck.tracing.graph import is_transformed
+from propcheck.measure.fp32_reference import Casts, Draws, KeptPass, Spool, compare
+from propcheck.tracing.tensors import is_narrow, is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +106,7 @@ def _with_shadow(
                 f"scan.shadow: the model does not run in fp32 ({type(error).__name__}: {what}); its code may ask for a dtype "
                 "by name; scan without a shadow"
             ) from error
-        deviations = compare(kept, one.sites, task.loss_scale, beside, other.sites)
+        deviations = compare(KeptPass(kept, one.sites, task.loss_scale), KeptPass(beside, other.sites))
     return dataclasses.replace(one, shadow=deviations, notes=(*one.notes, *_shadow_notes(one, other, draws, casts)))
 
 

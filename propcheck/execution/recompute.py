@@ -40,7 +40,7 @@ class Call:
         # A tensor that was given twice is one tensor to the unit too.
         self.first = [next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves]
         self.versions = [_version(leaf) for leaf in leaves]
-        self.first_site = self.last_site = conductor.follower.next_site
+        self.first_addition = self.last_addition = conductor.tracer.additions_met
         self.number = conductor.next_call()
         self.in_memory = False
         self.graph: tuple[list[Tensor | None], list[Tensor]] | None = None  # inputs and outputs of the kept graph
@@ -62,10 +62,10 @@ class Call:
         kept = unit.path in conductor.resident
         before = conductor.occupied()
         conductor.weights.bring(unit)
-        follower = conductor.follower
-        with follower.segment(unit.block, None, measure=True, differentiate=kept):
+        listeners = conductor.listeners.forward if kept else conductor.listeners.forward_without_graph
+        with conductor.tracer.segment(unit.block, listeners):
             inputs, passed, result = self._compute()
-        self.last_site = follower.next_site
+        self.last_addition = conductor.tracer.additions_met
         self.in_memory = conductor.keeps(unit, before)
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - what happens here is not the model's doing
             return self._cut(given, inputs, passed, result)
@@ -79,7 +79,7 @@ class Call:
         outputs = _tensors(leaf for leaf in found if id(leaf) not in as_it_came)
         self._note_changes(given, passed, outputs)
         self._check_sources(inputs, outputs)
-        if kept or (conductor.only_lookups and self.last_site == self.first_site):
+        if kept or (conductor.only_lookups and self.last_addition == self.first_addition):
             # A look-up needs no weight in its backward: its graph is as good as free.
             self.graph = inputs, outputs
         differentiable = [output for output in outputs if output.requires_grad]
@@ -182,11 +182,10 @@ class Call:
                 conductor.refuse(unit.path, "gets an input that is changed in place after the call")
         conductor.weights.bring(unit)
         self.in_memory = True
-        follower = conductor.follower
+        mode = conductor.tracer.recomputation(unit.block, self.first_addition, conductor.listeners.recomputation)
         try:
-            with follower, conductor.realiser, follower.segment(unit.block, self.first_site, measure=False, differentiate=True):
+            with mode, conductor.realiser:
                 inputs, passed, result = self._compute()
-                sites = follower.next_site
         except (CannotCutError, PropcheckError):
             raise
         except Exception as error:  # noqa: BLE001 - the first time it went well
@@ -196,7 +195,7 @@ class Call:
             )
         as_it_came = {id(one) for index, one in enumerate(passed) if self._is_as_it_came(index, one)}
         outputs = _tensors(leaf for leaf in flattened(result)[0] if id(leaf) not in as_it_came)
-        if sites != self.last_site or [output.shape for output in outputs] != self.shapes:
+        if mode.additions_met != self.last_addition or [output.shape for output in outputs] != self.shapes:
             conductor.refuse(unit.path, f"computed again {ANOTHER}")
         self._check_sources(inputs, outputs)
         again = [_bit_sum(output) for output in outputs]
@@ -264,7 +263,7 @@ def _without_gradient(conductor: Conductor, unit: Unit, forward: Callable[..., A
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be observed
         conductor.weights.bring(unit)
         with (
-            conductor.follower.segment(unit.block, None, measure=True, differentiate=False),
+            conductor.tracer.segment(unit.block, conductor.listeners.forward_without_graph),
             conductor.runs(unit),
             determined("forward", conductor.seed, conductor.next_call()),
         ):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from propcheck.deferred_init.fake_patches import replaced
-from propcheck.deferred_init.keyed_rng import generator_for
+from propcheck.seeding import generator_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,12 +21,16 @@ from propcheck.execution.recompute import is_segment, segmented
 from propcheck.execution.rng import determined
 from propcheck.execution.weights import Weights
 from propcheck.execution.whole_model import LateLedger, numbered, require_room
-from propcheck.measure.nonfinite import Watcher
+from propcheck.measure.measured_pass import PassMeasurers
+from propcheck.measure.nonfinite import NonfiniteSearch
+from propcheck.measure.nonfinite_gradients import GradientSearch
+from propcheck.measure.padding import padding_masks, real_positions
 from propcheck.measure.parameters import Census, census
 from propcheck.measure.site_rows import norm_records
 from propcheck.measure.statistics import Logits, logit_statistics
+from propcheck.measure.weight_calls import weight_runners
 from propcheck.targets.target import call
-from propcheck.tracing.tracer import Follower
+from propcheck.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +40,9 @@ if TYPE_CHECKING:
     from propcheck.execution.build import Built
     from propcheck.execution.plan import Unit
     from propcheck.measure.fp32_reference import Casts, Deviation, Draws, Spool
+    from propcheck.measure.measured_pass import MeasuredSite
     from propcheck.records import Angle, Doubling, NormRecord, Origin
     from propcheck.targets.target import Task
-    from propcheck.tracing.additions import Site
 
     Progress = Callable[[str, int | None, int, float], None]
 
@@ -57,7 +61,7 @@ class Pass:
     census: dict[str, Census]
     fp64_errors: dict[str, float | None]  # as ``Replay.fp64_error``
     roles: dict[str, str]
-    sites: tuple[Site, ...]
+    sites: tuple[MeasuredSite, ...]
     gradients: dict[str, float]
     loss: float
     uniform_loss: float | None
@@ -135,12 +139,18 @@ def run_once(
     built.realiser.stand_in({id(recording.tensors[name]): tensor for name, tensor in weights.tensors.items()})
     names = {id(tensor): name for name, tensor in weights.tensors.items()}
     ledger = LateLedger()
-    watcher = Watcher(names, ledger, seed=seed, shape=shape_of(batch), is_cut=is_segment) if manner.watched else None
-    follower = watcher or Follower(names, ledger)
+    masks = padding_masks(batch)
+    measurers = PassMeasurers(masks, manner.spool)
+    search = None
+    if manner.watched:
+        gradient_search = GradientSearch(seed, shape_of(batch), is_segment)
+        search = NonfiniteSearch(measurers.additions, gradient_search, shape=shape_of(batch), blocks=blocks)
+    tracer = Tracer(names, runners=weight_runners(names, ledger))
     room = None if chosen.mode == "resident" else available - sum(entry.nbytes for entry in permanent)
     entries = {entry.name: entry for entry in recording.entries}
     conductor = Conductor(
-        follower=follower,
+        tracer=tracer,
+        ledger=ledger,
         weights=weights,
         realiser=built.realiser,
         seed=seed,
@@ -154,24 +164,24 @@ def run_once(
         occupied=resident_bytes,
     )
     conductor.outside.update((entry.name, entry) for entry in (permanent if uncut is None else recording.entries))
-    follower.on_use = conductor.use
+    conductor.listeners = measurers.listeners(conductor, *(() if search is None else (search,)))
+    tracer.listeners.subscribed = conductor.listeners.forward
     if manner.spool is not None:
-        manner.spool.clear()
-        follower.on_value = manner.spool.keep
+        manner.spool.restart(masks)
     with ExitStack() as stack:
         stack.enter_context(plain_checkpoints())
-        for handle in follower.watch(model, blocks):
+        for handle in tracer.watch(model, blocks):
             stack.callback(handle.remove)
         for unit in units:
             forward = unit.module.forward
             stack.callback(_restore, unit, unit.module.__dict__.get("forward"))
-            unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(follower, unit, forward)
+            unit.module.forward = segmented(conductor, unit, forward) if uncut is None else numbered(tracer, unit, forward)
         stack.enter_context(determined("outside", seed))
-        follower.begin(batch)
-        with manner.noted or nullcontext(), follower, conductor.guard, built.realiser, _autocast(task, device):
+        tracer.begin(batch)
+        with manner.noted or nullcontext(), tracer, conductor.guard, built.realiser, _autocast(task, device):
             output = call(model, batch)
             loss = loss_of(built.target, output, batch)
-        follower.end(loss.value)
+        tracer.end(loss.value)
         conductor.check_loss(loss.value)
         if loss.value.requires_grad:  # else no parameter has a gradient
             conductor.in_backward = ledger.open = True
@@ -180,8 +190,6 @@ def run_once(
     conductor.settle_all()
     norms = ledger.norms
     gradients = _to_floats(list(norms.values()))
-    for site in follower.sites:
-        site.gradients = {name: norm / task.loss_scale for name, norm in site.gradients.items()}
     return Pass(
         class_name=type(model).__name__,
         mode=chosen.mode if conductor.resident == chosen.resident else _mode(units, conductor.resident),
@@ -192,20 +200,20 @@ def run_once(
         init_calls={entry.name: built.replay.init_calls(entry) for entry in recording.entries},
         census=counted,
         fp64_errors={entry.name: built.replay.fp64_error(entry, seed) for entry in recording.entries} if manner.own else {},
-        roles=follower.roles,
-        sites=tuple(follower.sites),
+        roles=tracer.roles,
+        sites=measurers.sites(tracer.sites, task.loss_scale),
         gradients={name: norm / task.loss_scale for name, norm in zip(norms, gradients, strict=True)},
         loss=float(loss.value.detach()),
         uniform_loss=loss.uniform,
         inputs=shape_of(batch),
-        unobserved=follower.unobserved,
-        norms=norm_records(follower.norms, follower.sites, seed, follower.block_of),
-        doublings=follower.doublings,
-        angles=follower.angles,
-        logits=logit_statistics(follower.real(loss.logits)) if manner.own and loss.logits is not None else None,
+        unobserved=measurers.unobserved.sentences,
+        norms=norm_records(measurers.norms.measured, tracer.sites, seed, tracer.block_of),
+        doublings=tracer.doublings,
+        angles=measurers.angles.records(tracer.block_of),
+        logits=logit_statistics(real_positions(loss.logits, masks)) if manner.own and loss.logits is not None else None,
         used=frozenset(conductor.used),
         notes=(*built.notes, *(() if uncut is None else (f"{uncut}; so the model was run whole, with all of it in memory.",))),
-        origins=() if watcher is None else watcher.origins,
+        origins=() if search is None else search.origins,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from propcheck.deferred_init.record import Entry
     from propcheck.execution.plan import Unit
     from propcheck.measure.gradients import Factors
-    from propcheck.tracing.tracer import Follower
+    from propcheck.tracing.tracer import Tracer
 
 
 class CannotCutError(Exception):
@@ -59,11 +59,11 @@ def require_room(reason: str, units: Sequence[Unit], entries: Sequence[Entry], a
         )
 
 
-def numbered(follower: Follower, unit: Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
+def numbered(tracer: Tracer, unit: Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement for ``unit.module.forward`` that says in which block it runs."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with follower.segment(unit.block, None, measure=True, differentiate=True):
+        with tracer.segment(unit.block):
             return forward(*args, **kwargs)
 
     return call

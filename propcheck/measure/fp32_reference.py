@@ -1,6 +1,6 @@
-"""Keep what the additions of one pass add, and compare it with the same of another pass in fp32, site by site.
+"""Compare a pass with the same pass in fp32, site by site.
 
-What is kept goes to a file without a name, so that it takes no memory and is gone however the scan ends.
+The tensors of both are written to an unnamed file, so they take no memory and are gone however the scan ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from propcheck.errors import PropcheckError
-from propcheck.tracing.propagation import tensors_in
+from propcheck.measure.padding import real_positions
+from propcheck.tracing.events import Listener
+from propcheck.tracing.tensors import channels_last, is_narrow, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from typing import IO
 
     from propcheck.records import SiteRecord
-    from propcheck.tracing.additions import Site
+    from propcheck.tracing.events import AdditionValues, GradientOf
     from propcheck.tracing.graph import Addition
+    from propcheck.tracing.sites import Site
 
 _CHUNK = 1 << 20  # elements that are read and compared at a time
 
@@ -39,8 +42,8 @@ class _Place:
     dtype: torch.dtype
 
 
-class Spool:
-    """The tensors of one pass's additions, in a temporary file, in the dtype that they had.
+class Spool(Listener):
+    """Keeps the values and gradients of one pass's additions in a temporary file, in their dtype.
 
     A context: the file exists within it.
     """
@@ -48,6 +51,7 @@ class Spool:
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._places: dict[tuple[Addition, str, int], _Place] = {}
+        self._masks: tuple[Tensor, ...] = ()
 
     def __enter__(self) -> Self:
         self._file = tempfile.TemporaryFile(dir=_directory())
@@ -57,14 +61,30 @@ class Spool:
         assert self._file is not None
         self._file.close()
 
-    def clear(self) -> None:
-        """Forget everything: the pass starts again."""
+    def restart(self, masks: tuple[Tensor, ...] = ()) -> None:
+        """Drop what was kept: the pass starts again. ``masks`` are of real positions, as ``padding_masks`` returns them."""
         assert self._file is not None
         self._file.truncate(0)
         self._places.clear()
+        self._masks = masks
 
-    def keep(self, addition: Addition, column: str, part: int, tensor: Tensor) -> None:
-        """Write one tensor, as ``Follower.on_value`` gives it.
+    def addition(self, values: AdditionValues) -> None:
+        """Keep the stream and the updates of an addition, without padding."""
+        self._keep_real(values, "stream", 0, values.stream)
+        for part, update in enumerate(values.updates):
+            self._keep_real(values, "update", part, update)
+
+    def _keep_real(self, values: AdditionValues, name: str, part: int, tensor: Tensor) -> None:
+        real = real_positions(channels_last(tensor, values.addition.channels), self._masks)
+        self.keep(values.addition, name, part, real)
+
+    def gradient(self, addition: Addition, name: GradientOf, tensor: Tensor) -> None:
+        """Keep the gradient of an operand; tensors come from ``GradientMeasurer``, without padding."""
+        if name != "sum":
+            self.keep(addition, f"grad_{name}", 0, tensor)
+
+    def keep(self, addition: Addition, name: str, part: int, tensor: Tensor) -> None:
+        """Write one tensor.
 
         Raises
         ------
@@ -72,8 +92,6 @@ class Spool:
             If the disk is full.
         """
         assert self._file is not None
-        if column == "grad_sum":
-            return
         with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
             flat = tensor.detach().cpu().contiguous().view(-1)
             try:
@@ -81,19 +99,14 @@ class Spool:
                 self._file.write(flat.view(torch.uint8).numpy().data)
             except OSError as error:
                 raise PropcheckError(
-                    f"scan.shadow: what the pass adds cannot be kept in {_directory()}: {error.strerror}; set TMPDIR to a "
-                    "folder with more room"
+                    f"scan.shadow: cannot write the tensors of the pass to {_directory()}: {error.strerror}; set TMPDIR to a "
+                    "directory with more space"
                 ) from error
-        self._places[addition, column, part] = _Place(start, tensor.shape, tensor.dtype)
+        self._places[addition, name, part] = _Place(start, tensor.shape, tensor.dtype)
 
-    def additions(self) -> dict[int, Addition]:
-        """Return the additions by the step that made each sum, as ``Site.order`` has it."""
-        found = {addition for addition, _, _ in self._places}
-        return {addition.node.order: addition for addition in found if addition.node is not None}
-
-    def place(self, addition: Addition, column: str, part: int) -> _Place | None:
-        """Return where a tensor lies; None if there was none."""
-        return self._places.get((addition, column, part))
+    def place(self, addition: Addition, name: str, part: int = 0) -> _Place | None:
+        """Return where a tensor lies; None if it was not kept."""
+        return self._places.get((addition, name, part))
 
     def read(self, place: _Place) -> Iterator[Tensor]:
         """Yield a tensor's elements in fp64, a chunk at a time."""
@@ -106,16 +119,16 @@ class Spool:
 
 
 def _directory() -> str:
-    """Return where temporary files do not lie in memory, which ``/tmp`` often does."""
+    """Return a directory for temporary files on disk; ``/tmp`` is often in memory."""
     on_disk = Path("/var/tmp")  # noqa: S108 - the file has no name there
-    chosen = "TMPDIR" in os.environ or not (on_disk.is_dir() and os.access(on_disk, os.W_OK))
-    return tempfile.gettempdir() if chosen else str(on_disk)
+    use_default = "TMPDIR" in os.environ or not (on_disk.is_dir() and os.access(on_disk, os.W_OK))
+    return tempfile.gettempdir() if use_default else str(on_disk)
 
 
 class Draws(TorchFunctionMode):
-    """Notes which functions draw random numbers in half precision: in fp32 the same generator gives others.
+    """Notes which functions draw random numbers in half precision: in fp32 the same generator gives other numbers.
 
-    On a CPU dropout draws its mask in the same way for every dtype, so it is not one of them.
+    On a CPU, dropout draws the same mask in every dtype, so it is not one of them.
 
     Parameters
     ----------
@@ -133,7 +146,7 @@ class Draws(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in self._names and any(_is_half(one) for one in tensors_in((result, *args))):
+        if name in self._names and _has_narrow((result, *args)):
             self.found.add(name)
         return result
 
@@ -146,7 +159,7 @@ _MASKS = {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_d
 
 
 class Casts(TorchFunctionMode):
-    """Notes which functions make half precision out of other numbers: in an fp32 pass, what the model's own code casts."""
+    """Notes which functions return half precision from other dtypes: in an fp32 pass, the casts of the model's own code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,15 +169,13 @@ class Casts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(_is_half(one) for one in tensors_in((result,))) and not any(
-            _is_half(one) for one in tensors_in((*args, kwargs))
-        ):
+        if _has_narrow((result,)) and not _has_narrow((*args, kwargs)):
             self.found.add(getattr(func, "__name__", "a function"))
         return result
 
 
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.element_size() < 4
+def _has_narrow(values: tuple[Any, ...]) -> bool:
+    return any(is_narrow(tensor.dtype) for tensor in tensors_in(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,57 +188,57 @@ class Deviation:
     grad_update: float | None
 
 
-def compare(
-    own: Spool, sites: Sequence[Site], loss_scale: float, shadow: Spool, shadow_sites: Sequence[Site]
-) -> tuple[Deviation, ...]:
-    """Compare a pass with its shadow; one result a site.
+@dataclass(frozen=True, slots=True)
+class KeptPass:
+    """A pass whose additions were kept; ``loss_scale`` is the factor in its gradients."""
 
-    Parameters
-    ----------
-    own, sites
-        What the pass added, and its sites.
-    loss_scale
-        The factor that is in its gradients.
-    shadow, shadow_sites
-        The same in fp32, without a factor.
+    spool: Spool
+    sites: Sequence[Site]
+    loss_scale: float = 1.0
+
+    def place(self, site: Site, name: str) -> _Place | None:
+        """Return where a tensor of a site lies; the sites of a parallel block share the stream of its first addition."""
+        addition = site.addition.first if name.endswith("stream") else site.addition
+        return self.spool.place(addition, name, site.part if name == "update" else 0)
+
+
+def compare(measured: KeptPass, reference: KeptPass) -> tuple[Deviation, ...]:
+    """Compare a pass with its fp32 reference; one result per site.
 
     Raises
     ------
     PropcheckError
-        If the two did not do the same additions.
+        If the two passes did not do the same additions.
     """
-    if [site.shape for site in sites] != [site.shape for site in shadow_sites]:
+    if [site.shape for site in measured.sites] != [site.shape for site in reference.sites]:
         raise PropcheckError(
-            f"scan.shadow: the pass has {len(sites)} residual additions and the fp32 one has {len(shadow_sites)}, or others; "
-            "the model's code does something else in fp32, so the two cannot be compared; scan without a shadow"
+            f"scan.shadow: the pass has {len(measured.sites)} residual additions, the fp32 pass has {len(reference.sites)}, or "
+            "their shapes differ; the model's code takes another path in fp32, so the two cannot be compared; scan without a "
+            "shadow"
         )
-    found, counted = [], -1
-    pairs = own.additions(), shadow.additions()
-    previous = None
-    for site, other in zip(sites, shadow_sites, strict=True):
-        counted = counted + 1 if site.order == previous else 0  # of the updates of one addition
-        previous = site.order
-        a, b = pairs[0][site.order], pairs[1][other.order]
-        found.append(
-            Deviation(
-                stream=_deviation(own, own.place(a.first, "stream", 0), shadow, shadow.place(b.first, "stream", 0)),
-                update=_deviation(own, own.place(a, "update", counted), shadow, shadow.place(b, "update", counted)),
-                grad_stream=_deviation(
-                    own, own.place(a.first, "grad_stream", 0), shadow, shadow.place(b.first, "grad_stream", 0), loss_scale
-                ),
-                grad_update=_deviation(
-                    own, own.place(a, "grad_update", 0), shadow, shadow.place(b, "grad_update", 0), loss_scale
-                ),
+    return tuple(
+        Deviation(
+            *(
+                _deviation(measured, measured.place(site, name), reference, reference.place(other, name), scale)
+                for name, scale in (
+                    ("stream", 1.0),
+                    ("update", 1.0),
+                    ("grad_stream", measured.loss_scale),
+                    ("grad_update", measured.loss_scale),
+                )
             )
         )
-    return tuple(found)
+        for site, other in zip(measured.sites, reference.sites, strict=True)
+    )
 
 
-def _deviation(own: Spool, a: _Place | None, shadow: Spool, b: _Place | None, scale: float = 1.0) -> float | None:
-    if a is None or b is None:
+def _deviation(
+    measured: KeptPass, place: _Place | None, reference: KeptPass, reference_place: _Place | None, scale: float
+) -> float | None:
+    if place is None or reference_place is None:
         return None
     error = size = 0.0
-    for x, y in zip(own.read(a), shadow.read(b), strict=True):
+    for x, y in zip(measured.spool.read(place), reference.spool.read(reference_place), strict=True):
         difference = (x / scale).sub_(y)
         error += float(torch.dot(difference, difference))
         size += float(torch.dot(y, y))
@@ -237,16 +248,16 @@ def _deviation(own: Spool, a: _Place | None, shadow: Spool, b: _Place | None, sc
 
 
 def with_shadow(rows: Sequence[SiteRecord], deviations: Sequence[Deviation]) -> tuple[SiteRecord, ...]:
-    """Return the rows of a pass with what its shadow showed; as they are where there was none."""
+    """Return the rows of a pass with the deviations from its fp32 reference; unchanged if there are none."""
     if not deviations:
         return tuple(rows)
     return tuple(
         replace(
             row,
-            shadow_stream_error=one.stream,
-            shadow_update_error=one.update,
-            shadow_grad_stream_error=one.grad_stream,
-            shadow_grad_update_error=one.grad_update,
+            shadow_stream_error=deviation.stream,
+            shadow_update_error=deviation.update,
+            shadow_grad_stream_error=deviation.grad_stream,
+            shadow_grad_update_error=deviation.grad_update,
         )
-        for row, one in zip(rows, deviations, strict=True)
+        for row, deviation in zip(rows, deviations, strict=True)
     )

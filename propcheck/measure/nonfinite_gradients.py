@@ -1,4 +1,4 @@
-"""Find the step of the backward pass that first makes a gradient that is not finite out of finite ones."""
+"""Search for the step of the backward pass that first makes a gradient not finite out of finite ones."""
 
 from __future__ import annotations
 
@@ -17,69 +17,72 @@ from propcheck.records import Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WATCHED = "propcheck"  # in the metadata of an autograd node: it is
+_WATCHED = "propcheck"  # in the metadata of an autograd node: it is watched
 _OWN_NODES = (MeasuredLinear._backward_cls, MeasuredEmbedding._backward_cls)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What built a node of the autograd graph: the function, where, and what the forward pass showed there, in words."""
+    """What built a node of the autograd graph: the function, where, and a note on what the forward pass showed there."""
 
     function: str
     module: str | None
     block: int | None
-    more: str = ""
+    note: str = ""
 
 
-class GradientWatcher:
-    """Watches the nodes of autograd graphs; the backward pass calls them in its order, so the first one found is the first.
+class GradientSearch:
+    """Watches the nodes of autograd graphs. The backward pass calls them in its order, so the first one found is the first.
 
     Parameters
     ----------
     seed
         Of the pass.
     shape
-        Sequences, and tokens of each.
+        Sequences, and tokens per sequence.
     is_cut
         Whether a node stands for a part of the model that has a graph of its own.
     """
 
     def __init__(self, seed: int, shape: tuple[int, int], is_cut: Callable[[Any], bool]) -> None:
         self.origin: Origin | None = None
-        self._seed, self._shape, self._is_cut = seed, shape, is_cut
+        self.seed = seed
+        self._shape, self._is_cut = shape, is_cut
 
     def watch(self, result: Tensor, step: Step) -> None:
         """Watch the nodes above ``result`` that no earlier call has met: ``step`` built them."""
         pending: list[Any] = [result.grad_fn]
         while pending:
             node = pending.pop()
-            # No reference to a node is kept: its graph is to go when the model lets go of it.
+            # No reference to a node is kept: its graph is freed when the model drops it.
             if node is None or hasattr(node, "variable") or _WATCHED in node.metadata:
                 continue
             node.metadata[_WATCHED] = True
             if self._is_cut(node):
                 continue
-            theirs = isinstance(node, BackwardCFunction) and not isinstance(node, _OWN_NODES)
-            own = replace(step, function=type(node).__name__.removesuffix("Backward")) if theirs else step
-            node.register_hook(self._watching(own))
+            is_custom = isinstance(node, BackwardCFunction) and not isinstance(node, _OWN_NODES)
+            built_by = replace(step, function=type(node).__name__.removesuffix("Backward")) if is_custom else step
+            node.register_hook(self._hook(built_by))
             pending += [following for following, _ in node.next_functions]
 
-    def _watching(self, step: Step) -> Callable[[Any, Any], None]:
-        def hook(given: Sequence[Tensor | None], arrived: Sequence[Tensor | None]) -> None:
+    def _hook(self, step: Step) -> Callable[[Any, Any], None]:
+        def hook(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
             if self.origin is not None:
                 return
             with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
-                reaching = [one for one in arrived if isinstance(one, Tensor)]
-                spoilt = next((one for one in reaching if not is_finite(one)), None)
-                bad = next((one for one in given if isinstance(one, Tensor) and not is_finite(one)), None)
+                arrived = [gradient for gradient in grad_outputs if isinstance(gradient, Tensor)]
+                spoilt = next((gradient for gradient in arrived if not is_finite(gradient)), None)
+                bad = next(
+                    (gradient for gradient in grad_inputs if isinstance(gradient, Tensor) and not is_finite(gradient)), None
+                )
                 if spoilt is not None:
-                    # No step before this one made it: the gradients from several readers were finite, their sum is not.
+                    # No earlier step made it: the gradients from several readers were finite, their sum is not.
                     words = f"the finite gradients of all that reads what {step.function} gives"
                     self.origin = self._origin("the sum of gradients", step, words, spoilt)
                 elif bad is not None:
-                    largest = max((float(one.abs().amax()) for one in reaching if one.numel()), default=0.0)
+                    largest = max((float(gradient.abs().amax()) for gradient in arrived if gradient.numel()), default=0.0)
                     dtype = str(bad.dtype).removeprefix("torch.")
-                    words = f"finite gradients of at most {number(largest)} ({dtype}){step.more}"
+                    words = f"finite gradients of at most {number(largest)} ({dtype}){step.note}"
                     self.origin = self._origin(f"the backward of {step.function}", step, words, bad)
 
         return hook
@@ -88,7 +91,7 @@ class GradientWatcher:
         value: Literal["NaN", "infinity"] = "NaN" if content_of(bad).nan else "infinity"
         spoilt = spoilt_tokens(bad, self._shape, value, rows=False)
         return Origin(
-            seed=self._seed,
+            seed=self.seed,
             direction="backward",
             value=value,
             function=function,

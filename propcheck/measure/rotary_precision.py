@@ -1,54 +1,45 @@
-"""Sines and cosines of angles that half precision has made too coarse."""
+"""Measure the sines and cosines of angles that half precision made too coarse."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from propcheck.measure.statistics import is_narrow
 from propcheck.records import Angle
-from propcheck.tracing.graph import is_transformed, trace_of
+from propcheck.tracing.events import Listener
+from propcheck.tracing.tensors import is_narrow, is_transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-FUNCTIONS = frozenset({"sin", "cos", "sin_", "cos_", "polar"})
+    from torch import Tensor
+
+    from propcheck.tracing.events import AngleCall
 
 
-class Angles:
-    """The angles of one pass, one for each module and each parameter or buffer that makes them coarse.
+class AngleMeasurer(Listener):
+    """Measures the largest angle per module, and per parameter or buffer in half precision that it was computed from."""
 
-    Parameters
-    ----------
-    coarse
-        The dtype of each parameter and buffer of half precision that was met.
-    names
-        The name of each parameter and buffer, by ``id``.
-    """
+    def __init__(self) -> None:
+        self._largest: dict[tuple[str | None, str | None], tuple[torch.dtype, Tensor]] = {}
 
-    def __init__(self, coarse: Mapping[str, torch.dtype], names: Mapping[int, str]) -> None:
-        self._coarse, self._names = coarse, names
-        self._met: dict[tuple[str | None, str | None], tuple[torch.dtype, Tensor]] = {}
-
-    def meet(self, angles: Tensor, module: str | None) -> None:
-        """Measure what a sine or cosine is about to be taken of."""
-        trace = trace_of(angles)
-        sources = [self._names.get(id(angles)), *(sorted(trace.parameters) if trace is not None else ())]
-        parameter = next((name for name in sources if name in self._coarse), None)
-        dtype = self._coarse[parameter] if parameter is not None else angles.dtype
-        if is_narrow(dtype) and angles.numel() and not is_transformed(angles) and (module, parameter) not in self._met:
-            self._met[module, parameter] = dtype, angles.detach().abs().amax().double()
+    def angles(self, call: AngleCall) -> None:
+        """Measure angles, if they or a parameter that they were computed from are in half precision."""
+        narrow = ((name, dtype) for name, dtype in call.parameters if is_narrow(dtype))
+        parameter, dtype = next(narrow, (None, call.angles.dtype))
+        key = call.module, parameter
+        if is_narrow(dtype) and call.angles.numel() and not is_transformed(call.angles) and key not in self._largest:
+            self._largest[key] = dtype, call.angles.detach().abs().amax().double()
 
     def records(self, block_of: Callable[[str | None], int | None]) -> tuple[Angle, ...]:
-        """Return what was met.
+        """Return one record per measurement; ``block_of`` gives the block of a module.
 
-        An angle a in a dtype that keeps p bits, or made from a number that has so few, is off by up to a / 2^p.
+        An angle a in a dtype with p significant bits, or computed from a number in that dtype, is off by up to a / 2^p.
         """
-        if not self._met:
+        if not self._largest:
             return ()
-        largest = torch.stack([value for _, value in self._met.values()]).tolist()
+        largest = torch.stack([value for _, value in self._largest.values()]).tolist()
         return tuple(
             Angle(
                 module=module,
@@ -58,5 +49,5 @@ class Angles:
                 largest=value,
                 error=value * torch.finfo(dtype).eps / 2,
             )
-            for ((module, parameter), (dtype, _)), value in zip(self._met.items(), largest, strict=True)
+            for ((module, parameter), (dtype, _)), value in zip(self._largest.items(), largest, strict=True)
         )

@@ -34,11 +34,6 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(part.double() for part in parts)
 
 
-def is_narrow(dtype: torch.dtype) -> bool:
-    """Whether a dtype is a floating-point one of fewer than 32 bits."""
-    return dtype.is_floating_point and dtype.itemsize < 4
-
-
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -1,8 +1,8 @@
-"""The baseline of a gate: one small Parquet file that is meant to be committed, and a summary beside it for its diffs.
+"""The baseline of a gate: one small Parquet file to commit, with a Markdown summary for its diffs.
 
-It holds what a gate compares and nothing that changes from call to call, so that the same run gives the same bytes whenever
-and wherever it is made. Rows of both kinds lie in one table, whose shared columns they share; a row with a ``name`` is a
-parameter, one without a site.
+A baseline holds what a gate compares and nothing that varies between calls, so the same run gives the same bytes whenever and
+wherever it is made. Sites and parameters are rows of one table and share the columns of the same name; a row with a ``name``
+is a parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,31 +19,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from propcheck.analysis import profile as depth
-from propcheck.config.resolve import PATHS
 from propcheck.errors import PropcheckError
-from propcheck.formatting import count, number
-from propcheck.records import SCHEMA_VERSION, store
+from propcheck.records import PATH_SETTINGS, SCHEMA_VERSION, store
 from propcheck.records.document import dumps, run_from_document, stored_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from propcheck.records import Finding, Place, Run, SiteRecord
+    from propcheck.records import Run
+
+SUMMARY_TITLE = "# Baseline: "  # how every summary begins
 
 _KIND = "baseline"
-_TITLE = "# Baseline: "
-# Nullable throughout: a row has the columns of its kind alone. What may not be null there is checked when it is read.
-_SCHEMA: pa.Schema = pa.schema(
-    {field.name: field.type for field in (*store.PARAMETERS_SCHEMA, *store.SUBLAYERS_SCHEMA)}  # name first: it tells the kinds
-)
+# All columns are nullable, since a row has only the columns of its kind; reading checks which may be null. ``name``, which
+# tells the kinds apart, comes first.
+_SCHEMA: pa.Schema = pa.schema({field.name: field.type for field in (*store.PARAMETERS_SCHEMA, *store.SUBLAYERS_SCHEMA)})
 
 
 def kept(run: Run) -> Run:
-    """Return what a baseline keeps of a run: what :func:`read_baseline` gives back.
+    """Return the part of a run that a baseline keeps, which :func:`read_baseline` restores.
 
-    Without path, command, notes, norms, doublings, angles and origins. Of the engine mode, device and threads are kept; its
-    time, peak and budget, which no baseline has, are 0.
+    It has no path, command, notes, norms, doublings, angles and origins. Of the engine it keeps mode, device and threads; time,
+    peak and budget are 0.
     """
     return dataclasses.replace(
         run,
@@ -59,51 +55,60 @@ def kept(run: Run) -> Run:
     )
 
 
-def write_baseline(run: Run, path: Path) -> None:
-    """Write a run as a baseline, and ``path`` with the suffix ``.md`` beside it: a summary that a diff can show.
+def write_baseline(run: Run, path: Path, summary: str) -> None:
+    """Write a run as a baseline, and its summary to ``path`` with the suffix ``.md``.
 
-    Both are written under temporary names and renamed, the Parquet file last: where that fails, the old baseline stays.
+    Both are written under temporary names and renamed, the Parquet file last: if that fails, the old baseline stays.
 
     Parameters
     ----------
     run
         The run, with its findings.
     path
-        A file that ends with ``.parquet``; its directory is made if need be.
+        Name of the Parquet file; its directory is created if necessary.
+    summary
+        Markdown of :func:`propcheck.render.baseline_summary.baseline_summary`.
 
     Raises
     ------
     PropcheckError
-        The name is another, a file that is no summary has the summary's, or the files cannot be written.
+        If ``path`` does not end with ``.parquet``, if another kind of file has one of the two names, or if the files cannot
+        be written.
     """
     if path.suffix != ".parquet":
-        raise PropcheckError(f"{path}: a baseline is a Parquet file; name one that ends with .parquet")
+        raise PropcheckError(f"{path}: a baseline is a Parquet file; use a name that ends with .parquet")
     if path.name in store.FILES:
-        raise PropcheckError(f"{path}: the name of a file of a run directory; name the baseline otherwise")
-    path = path.resolve()  # of a link, the file that it leads to
+        raise PropcheckError(f"{path}: reserved for a file of a run directory; use another name for the baseline")
+    path = path.resolve()  # replace the file that a link points to, not the link
     run = kept(run)
-    directory = Path(os.path.abspath(path.parent))  # noqa: PTH100 - resolve() would follow links, which the settings do not
-    settings, moved = _moved(run.settings, lambda place: _seen_from(directory, place))
+    directory = Path(os.path.abspath(path.parent))  # noqa: PTH100 - resolve() would follow links, unlike the settings
+    settings, moved = _moved(run.settings, lambda setting: _relative_to(directory, setting))
     document = {**stored_document(dataclasses.replace(run, settings=settings)), "beside": moved}
-    summary = path.with_suffix(".md")
+    summary_path = path.with_suffix(".md")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for file in (path, summary):  # what would refuse the one file after the other is renamed
-            if file.is_dir():
-                raise PropcheckError(f"{file}: a directory; a baseline is a file")
-        if summary.exists() and not summary.read_bytes().startswith(_TITLE.encode()):
-            raise PropcheckError(
-                f"{summary}: is no summary of a baseline, which would go there; remove it, or name another baseline file"
-            )
-        if path.exists() and _is_another_parquet(path):
-            raise PropcheckError(f"{path}: a Parquet file that is no baseline; remove it, or name another baseline file")
-        store.replace_all(path.parent, {summary.name: summarised(run).encode(), path.name: _parquet(run, document)})
+        _check_replaceable(path, summary_path)
+        store.replace_all(path.parent, {summary_path.name: summary.encode(), path.name: _parquet(run, document)})
     except OSError as error:
         raise PropcheckError(f"cannot write the baseline {path}: {error.strerror or error}") from error
 
 
-def _is_another_parquet(path: Path) -> bool:
-    """Whether a file is whole Parquet and of something else. What cannot be read may be a baseline that was cut short."""
+def _check_replaceable(path: Path, summary_path: Path) -> None:
+    """Refuse to replace anything but a baseline and its summary, before either of them is replaced."""
+    for file in (path, summary_path):
+        if file.is_dir():
+            raise PropcheckError(f"{file}: is a directory; a baseline is a file")
+    if summary_path.exists() and not summary_path.read_bytes().startswith(SUMMARY_TITLE.encode()):
+        raise PropcheckError(
+            f"{summary_path}: the summary of the baseline would replace this file, which is not one; remove it or use another "
+            "name for the baseline"
+        )
+    if path.exists() and _is_other_parquet(path):
+        raise PropcheckError(f"{path}: is a Parquet file but not a baseline; remove it or use another name for the baseline")
+
+
+def _is_other_parquet(path: Path) -> bool:
+    """Return whether a file is complete Parquet of another kind; an unreadable one may be a truncated baseline."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
     except (pa.ArrowException, OSError):
@@ -122,7 +127,7 @@ def _parquet(run: Run, document: dict[str, Any]) -> bytes:
         "propcheck.sha256": _digest(text.encode(), table),
     }
     buffer = io.BytesIO()
-    # The Arrow schema would hold all metadata a second time, and says nothing of these types that Parquet does not.
+    # The Arrow schema would store all metadata a second time and adds nothing for these types.
     with pq.ParquetWriter(buffer, _SCHEMA, compression="zstd", store_schema=False) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
@@ -130,19 +135,19 @@ def _parquet(run: Run, document: dict[str, Any]) -> bytes:
 
 
 def _digest(document: bytes, table: pa.Table) -> str:
-    """Return a digest of all that is read: a damaged file may still be whole Parquet."""
+    """Return a digest of everything that is read, since a damaged file may still be valid Parquet."""
     return hashlib.sha256(document + repr(table.to_pydict()).encode()).hexdigest()
 
 
 def read_baseline(path: Path, *, force: bool = False) -> Run:
-    """Read a baseline back.
+    """Read a baseline.
 
     Parameters
     ----------
     path
         The file.
     force
-        Read an older schema as far as it goes: a nullable column that it lacks is null, one that there is no more is left out.
+        Also read an older schema: missing nullable columns are null, and columns that no longer exist are ignored.
 
     Returns
     -------
@@ -152,15 +157,16 @@ def read_baseline(path: Path, *, force: bool = False) -> Run:
     Raises
     ------
     PropcheckError
-        The file is missing, empty, cut short, damaged, no baseline, of a newer schema, or, without ``force``, of an older one.
+        If the file is missing, empty, truncated, damaged, not a baseline, of a newer schema or, without ``force``, of an older
+        one.
     """
-    again = f"make it again with `{_update(path)}`"
+    again = f"create it again with `{_update(path)}`"
     if path.is_dir():
-        raise PropcheckError(f"{path}: a directory, not a baseline; write one with `{_update('FILE.parquet')}`")
+        raise PropcheckError(f"{path}: is a directory, not a baseline; write one with `{_update('FILE.parquet')}`")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise PropcheckError(f"{path}: no such baseline; make it with `{_update(path)}`") from error
+        raise PropcheckError(f"{path}: no such baseline; create it with `{_update(path)}`") from error
     except OSError as error:
         raise PropcheckError(f"{path}: cannot be read: {error.strerror or error}; {again}") from error
     try:
@@ -180,19 +186,21 @@ def _read(content: bytes, path: Path, again: str, *, force: bool) -> Run:
     version = store.schema_version(table.schema, path)
     if metadata.get(b"propcheck.kind") != _KIND.encode():
         raise PropcheckError(
-            f"{path}: a file of a run directory, not a baseline; name the directory, "
+            f"{path}: is a file of a run directory, not a baseline; give the directory, "
             f"or write a baseline with `{_update('FILE.parquet')}`"
         )
     store.check_version(version, path, again, force=force)
     text = metadata.get(b"propcheck.run", b"")
     if metadata.get(b"propcheck.sha256") != _digest(text, table).encode():
-        raise PropcheckError(f"{path}: damaged, or changed since propcheck wrote it")
+        raise PropcheckError(f"{path}: damaged or modified since propcheck wrote it")
     try:
         document = json.loads(text)
         run = run_from_document(document)
-        settings, _ = _moved(run.settings, lambda place: os.path.normpath(path.parent.absolute() / place), document["beside"])
+        settings, _ = _moved(
+            run.settings, lambda setting: os.path.normpath(path.parent.absolute() / setting), document["beside"]
+        )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise PropcheckError(f"{path}: its metadata are broken ({type(error).__name__}: {error})") from error
+        raise PropcheckError(f"{path}: broken metadata ({type(error).__name__}: {error})") from error
     older = version < SCHEMA_VERSION
     sites = _rows(table, store.SUBLAYERS_SCHEMA, path, parameters=False, older=older)
     parameters = _rows(table, store.PARAMETERS_SCHEMA, path, parameters=True, older=older)
@@ -204,34 +212,45 @@ def _read(content: bytes, path: Path, again: str, *, force: bool) -> Run:
 def _rows(table: pa.Table, schema: pa.Schema, path: Path, *, parameters: bool, older: bool) -> list[dict[str, Any]]:
     unknown = sorted(set(table.schema.names) - set(_SCHEMA.names))
     if "name" not in table.schema.names or (unknown and not older):
-        raise PropcheckError(f"{path}: columns are not those of schema {SCHEMA_VERSION} ({', '.join(unknown) or 'name'})")
+        raise PropcheckError(f"{path}: columns differ from schema {SCHEMA_VERSION} ({', '.join(unknown) or 'name'})")
     is_parameter = pc.is_valid(table["name"])
-    own = table.filter(is_parameter if parameters else pc.invert(is_parameter))
-    return store.rows(own.select([name for name in schema.names if name in table.schema.names]), schema, path, older=older)
+    selected = table.filter(is_parameter if parameters else pc.invert(is_parameter))
+    columns = [name for name in schema.names if name in table.schema.names]
+    return store.rows(selected.select(columns), schema, path, older=older)
 
 
 def _moved(
     settings: dict[str, Any], move: Callable[[str], str | None], only: Iterable[str] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return settings with their paths moved, and the keys where ``move`` gave one; ``only`` those keys are tried."""
+    """Return settings with their paths moved, and the keys that were moved.
+
+    Parameters
+    ----------
+    settings
+        The settings of a run.
+    move
+        Returns the new path, or None to leave a path alone.
+    only
+        Keys to move; by default all that hold paths.
+    """
     settings, moved = {**settings}, []
-    for section, keys in {"": ("base",), **PATHS}.items():
+    for section, keys in {"": ("base",), **PATH_SETTINGS}.items():
         table = settings if not section else dict(settings.get(section) or {})
         for key in keys:
             name = f"{section}.{key}".lstrip(".")
             place = table.get(key)
-            if isinstance(place, str) and (only is None or name in only) and (there := move(place)) is not None:
-                table[key] = there
+            if isinstance(place, str) and (only is None or name in only) and (new := move(place)) is not None:
+                table[key] = new
                 moved.append(name)
         if section in settings:
             settings[section] = table
     return settings, moved
 
 
-def _seen_from(directory: Path, place: str) -> str | None:
-    """Return an absolute path as seen from a directory: two checkouts of one repository then have the same baseline.
+def _relative_to(directory: Path, place: str) -> str | None:
+    """Return an absolute path relative to a directory, so that two checkouts of one repository give the same baseline.
 
-    None where it is not absolute, or the two have nothing in common but the root.
+    None if it is not absolute, or shares only the root with the directory.
     """
     if not Path(place).is_absolute() or place != os.path.normpath(place):
         return None
@@ -240,72 +259,3 @@ def _seen_from(directory: Path, place: str) -> str | None:
     except ValueError:  # another drive
         return None
     return None if common == Path(common.anchor) else Path(os.path.relpath(place, directory)).as_posix()
-
-
-def summarised(run: Run) -> str:
-    """Write a run in lines of Markdown that change only where the run does: no time, no machine, three significant digits."""
-    model, inputs, curve = run.model, run.inputs, depth.profile(run)
-    versions = [f"{name} {run.versions[name]}" for name in ("propcheck", "torch") if name in run.versions]
-    lines = [
-        f"{_TITLE}{run.target}",
-        "",
-        "Written by `propcheck gate --update-baseline` with the Parquet file beside it; what is gated is in that one.",
-        "",
-        f"- model: {model.class_name}, {count(model.parameters, 'parameter')}, width {model.width}",
-        f"- depth: {count(model.blocks, 'block')}, {count(model.sites, 'site')}, placement {model.placement}",
-        f"- precision: {run.precision}",
-        f"- inputs: batch {inputs.batch}, {count(inputs.tokens, 'token')}, {inputs.source}",
-        f"- seeds: {', '.join(map(str, run.seeds))}",
-        f"- configuration: {run.config_hash[:12]}",
-        f"- versions: {', '.join(versions)}",
-        f"- first loss: {number(run.loss.value)}; of a uniform guess {number(run.loss.uniform)}",
-        "",
-        "## Depth",
-        "",
-        "RMS of the stream and of the updates, norms of the gradients of the stream and of the parameters.",
-        "",
-        f"| {curve.noun} | sublayers | stream in | updates | gradient in | parameters' gradient |",
-        "|---|---|---|---|---|---|",
-        *(_row(run, curve.noun, unit) for unit in curve.units),
-    ]
-    if curve.sites:
-        last = curve.sites[-1]
-        lines.append(f"| after | | {number(last.sum_rms)} | | {number(last.grad_sum_norm)} | |")
-    if curve.noun == "block":
-        lines.append(f"| elsewhere | | | | | {number(_parameters_gradient(run, None))} |")
-    findings = [_finding_line(finding) for finding in run.findings] or ["None."]
-    return "\n".join([*lines, "", "## Findings", "", *findings]) + "\n"
-
-
-def _row(run: Run, noun: str, unit: Sequence[SiteRecord]) -> str:
-    first = unit[0]
-    outside = first.block is None
-    cells = (
-        f"site {first.site}" if outside and noun == "block" else str(first.site if outside else first.block),
-        ", ".join(record.sublayer for record in unit),
-        number(first.stream_rms),
-        ", ".join(number(record.update_rms) for record in unit),
-        number(first.grad_stream_norm),
-        number(first.param_grad_norm if outside else _parameters_gradient(run, first.block)),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def _parameters_gradient(run: Run, block: int | None) -> float | None:
-    """Return the norm of the gradients of all parameters of a block, or of those outside the blocks."""
-    norms = [one.grad_norm for one in run.parameters if one.block == block and one.grad_norm is not None]
-    return math.hypot(*norms) if norms else None
-
-
-def _finding_line(finding: Finding) -> str:
-    place = "" if finding.site is None else _place(finding.site)
-    return f"- {finding.severity} {finding.rule} {finding.name}{place}: {' '.join(finding.message.split())}"
-
-
-def _place(place: Place) -> str:
-    parts = [
-        "" if place.site is None else f"site {place.site}",
-        "" if place.block is None else f"block {place.block}",
-        place.parameter or place.module or "",
-    ]
-    return f" ({', '.join(part for part in parts if part)})" if any(parts) else ""

@@ -1,6 +1,6 @@
-"""The JSON form of a run: the document that ``--output-format json`` prints and ``run.json`` holds in part.
+"""A run as strict JSON and back: the document of ``run.json`` and of ``--output-format json``.
 
-Strict JSON has no NaN and no infinity: those numbers are the strings "NaN", "Infinity" and "-Infinity".
+Strict JSON has no NaN and no infinity, so these are written as the strings "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import json
 import math
 from typing import Any
 
-from propcheck.analysis.growth import Growth, gradient_growth, stream_growth
-from propcheck.analysis.profile import streams
 from propcheck.records import (
     SCHEMA_VERSION,
     Angle,
     Doubling,
     EngineInfo,
     Finding,
+    Growth,
     InputInfo,
     LossInfo,
     ModelInfo,
     Origin,
     Place,
     Run,
+    StreamGrowth,
 )
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def run_document(run: Run) -> dict[str, Any]:
-    """Give the contract's document without its rows, and ``growth``: of each stream, named by its first site."""
+    """Return the JSON document of a run without the rows of ``sublayers.parquet``."""
     model = dataclasses.asdict(run.model)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -47,22 +47,21 @@ def run_document(run: Run) -> dict[str, Any]:
         "loss": dataclasses.asdict(run.loss),
         "findings": [dataclasses.asdict(finding) for finding in run.findings],
         "growth": [
-            {"site": curve.sites[0].site, "stream": _growth(stream_growth(curve)), "gradient": _growth(gradient_growth(curve))}
-            for curve in streams(run)
-            if curve.sites
+            {"site": growth.site, "stream": _growth(growth.stream), "gradient": _growth(growth.gradient)}
+            for growth in run.growth
         ],
     }
 
 
 def stored_document(run: Run) -> dict[str, Any]:
-    """Give :func:`run_document` and what the files of a run have beside it: what :func:`run_from_document` reads."""
+    """Return :func:`run_document` with everything else that :func:`run_from_document` restores."""
     return {
         **run_document(run),
         "config_hash": run.config_hash,
         "command": run.command,
         "notes": list(run.notes),
         "unobserved": list(run.unobserved),
-        **{name: [dataclasses.asdict(one) for one in getattr(run, name)] for name in ("doublings", "angles", "origins")},
+        **{name: [dataclasses.asdict(record) for record in getattr(run, name)] for name in ("doublings", "angles", "origins")},
         "settings": run.settings,
     }
 
@@ -72,7 +71,7 @@ def _growth(growth: Growth | None) -> dict[str, Any] | None:
 
 
 def full_document(run: Run) -> dict[str, Any]:
-    """Give the contract's whole document: :func:`run_document` and the rows of ``sublayers.parquet``."""
+    """Return the document of ``--output-format json``: :func:`run_document` and the rows of ``sublayers.parquet``."""
     return {**run_document(run), "sublayers": [dataclasses.asdict(record) for record in run.sites]}
 
 
@@ -92,17 +91,17 @@ def _strict(value: Any) -> Any:
 
 
 def restore(value: float | str | None) -> float | str | None:
-    """Turn "NaN", "Infinity" and "-Infinity" back into numbers; leave everything else."""
+    """Turn "NaN", "Infinity" and "-Infinity" back into numbers; return any other value unchanged."""
     return _NONFINITE.get(value, value) if isinstance(value, str) else value
 
 
 def run_from_document(document: dict[str, Any]) -> Run:
-    """Read what :func:`stored_document` wrote, without rows.
+    """Restore a run from :func:`stored_document`, without the rows of its Parquet files.
 
     Raises
     ------
     KeyError, TypeError, AttributeError, ValueError
-        A key is missing, or holds something else than it should.
+        If a key is missing or has a value of the wrong kind.
     """
     run, model = document["run"], dict(document["run"]["model"])
     return Run(
@@ -121,7 +120,9 @@ def run_from_document(document: dict[str, Any]) -> Run:
         parameters=(),
         findings=tuple(_finding(item) for item in document["findings"]),
         notes=tuple(document["notes"]),
-        unobserved=tuple(document.get("unobserved", ())),  # runs of version 0.1 have none, nor the next three
+        # Version 0.1 wrote none of the following.
+        growth=tuple(_stream_growth(item) for item in document.get("growth", ())),
+        unobserved=tuple(document.get("unobserved", ())),
         doublings=tuple(Doubling(**item) for item in document.get("doublings", ())),
         angles=tuple(Angle(**_numbers(item, "largest", "error")) for item in document.get("angles", ())),
         origins=tuple(Origin(**{**item, "tokens": tuple(item["tokens"])}) for item in document.get("origins", ())),
@@ -130,7 +131,7 @@ def run_from_document(document: dict[str, Any]) -> Run:
 
 
 def _loss(item: dict[str, Any]) -> LossInfo:
-    by_seed: Any = tuple(restore(one) for one in item.get("by_seed", ()))  # runs of version 0.1 have none
+    by_seed: Any = tuple(restore(loss) for loss in item.get("by_seed", ()))  # version 0.1 wrote none
     return LossInfo(**{**_numbers(item, *item), "by_seed": by_seed})
 
 
@@ -140,6 +141,17 @@ def _finding(item: dict[str, Any]) -> Finding:
     return Finding(**{**_numbers(item, "value", "expected"), "site": place, "also": also})
 
 
+def _stream_growth(item: dict[str, Any]) -> StreamGrowth:
+    return StreamGrowth(item["site"], _restored_growth(item["stream"]), _restored_growth(item["gradient"]))
+
+
+def _restored_growth(item: dict[str, Any] | None) -> Growth | None:
+    if item is None:
+        return None
+    numbers: dict[str, Any] = {name: restore(value) for name, value in item.items() if name not in ("total", "fitted")}
+    return Growth(**numbers, fitted=None if item["fitted"] is None else tuple(item["fitted"]))
+
+
 def _numbers(item: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Give ``item`` with its numbers restored under ``keys``."""
+    """Return ``item`` with the numbers under ``keys`` restored."""
     return {**item, **{key: restore(item[key]) for key in keys}}

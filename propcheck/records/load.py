@@ -1,4 +1,4 @@
-"""Read a run from wherever a user names one: its directory, one of the directory's Parquet files, or a baseline."""
+"""Load a stored run from its directory, from one of its Parquet files, or from a baseline."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from propcheck.records import SiteRecord
 
 _UNKNOWN = "unknown"
-_LACKING = "loss, findings, parameters, inputs, settings, and the model's class and size"
+_MISSING = "loss, findings, parameters, inputs, settings, and the class and size of the model"
 
 
 def is_run(text: str) -> bool:
-    """Say whether an argument names a run that is stored, rather than a target to scan.
+    """Return whether an argument names a stored run rather than a target to scan.
 
     Parameters
     ----------
     text
-        As it was typed. A name that ends with ``.parquet`` is a run also where there is no such file; a directory is one that
-        holds ``run.json``, or its other files and no ``config.json``: it was not finished, and should be told so.
+        The argument. A name that ends with ``.parquet`` is a run even if there is no such file. So is a directory with
+        ``run.json``, or with other files of a run and no ``config.json``: loading it reports that the scan did not finish.
     """
     path = Path(text)
     if path.suffix.lower() == ".parquet" or (path / "run.json").is_file():
@@ -38,42 +38,41 @@ def load(place: Path, *, force: bool = False) -> Run:
     Parameters
     ----------
     place
-        A run directory, a baseline, or a ``sublayers.parquet``, ``parameters.parquet`` or ``norms.parquet``. Beside a
-        ``run.json`` such a file stands for the whole directory. Alone, ``sublayers.parquet`` gives what it says: rows, target,
-        precision, seeds, versions. The run then has no findings, no parameters and no loss; what else it cannot say is
-        "unknown" or 0, and a note tells so.
+        A run directory, a baseline, or one of the Parquet files of a run directory. Next to a ``run.json`` such a file stands
+        for the whole directory. Without one, ``sublayers.parquet`` gives rows, target, precision, seeds and versions. The run
+        then has no findings, parameters and loss; other missing values are "unknown" or 0, and a note says so.
     force
-        Read an older schema as far as it goes.
+        Also read an older schema.
 
     Raises
     ------
     PropcheckError
-        There is no such run, or it cannot be read.
+        If there is no such run, or it cannot be read.
     """
     if place.is_dir():
         return store.read_run(place, force=force)
     if place.suffix.lower() != ".parquet":
-        raise PropcheckError(f"{place}: no run; it takes a run directory, or a Parquet file that propcheck wrote")
+        raise PropcheckError(f"{place}: not a run; give a run directory or a Parquet file written by propcheck")
     known = place.name in store.FILES
     if known and (place.parent / "run.json").exists():
         return store.read_run(place.parent, force=force)
-    return _lone(place, force=force) if known or _holds_rows(place) else read_baseline(place, force=force)
+    return _load_sites(place, force=force) if known or _is_run_file(place) else read_baseline(place, force=force)
 
 
-def _holds_rows(place: Path) -> bool:
-    """Say whether a file is one of a run directory's by its content: two that are compared may have other names."""
+def _is_run_file(place: Path) -> bool:
+    """Return whether a file has the content of a file of a run directory; it may have been renamed to compare two."""
     try:
         return store.file_kind(store.parquet_table(place.read_bytes(), place).schema) is not None
-    except (OSError, PropcheckError):  # which read_baseline puts into words
+    except (OSError, PropcheckError):  # read_baseline reports it
         return False
 
 
-def _lone(place: Path, *, force: bool) -> Run:
+def _load_sites(place: Path, *, force: bool) -> Run:
     table = store.parquet_table(store.read_file(place), place)
     version = store.schema_version(table.schema, place)
     store.check_version(version, place, "scan again", force=force)
     if (kind := store.file_kind(table.schema)) != "sublayers.parquet":
-        raise PropcheckError(f"{place}: {kind or 'this'} alone is no run; name the run directory, which has a run.json")
+        raise PropcheckError(f"{place}: {kind or 'this file'} alone is not a run; give the run directory, which has a run.json")
     sites = store.site_records(store.rows(table, store.SUBLAYERS_SCHEMA, place, older=version < SCHEMA_VERSION))
     try:
         metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
@@ -81,7 +80,7 @@ def _lone(place: Path, *, force: bool) -> Run:
         versions = {str(name): str(version) for name, version in json.loads(metadata["propcheck.versions"]).items()}
         target, precision, config_hash = (metadata[f"propcheck.{name}"] for name in ("target", "precision", "config_hash"))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise PropcheckError(f"{place}: its metadata are broken ({type(error).__name__}: {error}); scan again") from error
+        raise PropcheckError(f"{place}: broken metadata ({type(error).__name__}: {error}); scan again") from error
     return Run(
         path=str(place),
         target=target,
@@ -96,7 +95,7 @@ def _lone(place: Path, *, force: bool) -> Run:
         command=None,
         sites=sites,
         parameters=(),
-        notes=(f"{place} was read without a run.json: {_LACKING} are not known.",),
+        notes=(f"{place} was read without a run.json: {_MISSING} are unknown.",),
     )
 
 
@@ -113,8 +112,8 @@ def _model(sites: tuple[SiteRecord, ...]) -> ModelInfo:
 
 
 def _width(site: SiteRecord) -> int | None:
-    """Return the width of the stream: a norm is the rms times its root."""
+    """Return the width of the stream, from norm = rms * sqrt(width); None if either is unobserved, non-finite or 0."""
     try:
         return round((site.stream_norm / site.stream_rms) ** 2)  # type: ignore[operator]
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError):  # one of them not observed, not finite, or 0
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         return None

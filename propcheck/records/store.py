@@ -1,8 +1,8 @@
 """The run directory: ``sublayers.parquet``, ``parameters.parquet``, ``norms.parquet`` and ``run.json``.
 
-Schemas are explicit, so that a column's type never depends on what one scan happened to find. Every file is written under a
-temporary name and renamed, and ``run.json`` goes last and names the digests of the others: a scan that is killed leaves
-either the old run, or a directory that is refused, never a mixture that reads well.
+Schemas are explicit, so a column's type never depends on the values of one scan. Every file is written under a temporary name
+and renamed. ``run.json`` comes last and holds the digests of the others, so a scan that is killed leaves the old run or a
+directory that is refused, never a readable mixture.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ FILES = {"sublayers.parquet": SUBLAYERS_SCHEMA, "parameters.parquet": PARAMETERS
 
 
 def write_run(run: Run, directory: Path) -> None:
-    """Write a run's files into a directory, which is made if need be; plots and other files there are left alone.
+    """Write the files of a run into a directory; plots and other files there are left alone.
 
     Parameters
     ----------
     run
-        The run; ``run.path`` is stored as it is.
+        The run; ``run.path`` is stored unchanged.
     directory
-        The run directory.
+        The run directory; created if necessary.
 
     Raises
     ------
     PropcheckError
-        The directory cannot be made or written.
+        If the directory cannot be created or written.
     """
     metadata = provenance(run)
     contents = {
@@ -77,7 +77,20 @@ def write_run(run: Run, directory: Path) -> None:
 
 
 def replace_all(directory: Path, contents: dict[str, bytes]) -> None:
-    """Write files under temporary names and, when all of them are there, rename them in order; ``OSError`` where that fails."""
+    """Write files under temporary names, then rename them in order.
+
+    Parameters
+    ----------
+    directory
+        An existing directory.
+    contents
+        Content by file name.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be written.
+    """
     temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:
         for name, content in contents.items():
@@ -90,7 +103,7 @@ def replace_all(directory: Path, contents: dict[str, bytes]) -> None:
 
 
 def provenance(run: Run) -> dict[str, str]:
-    """Return what the metadata of each Parquet file says of the run it is from."""
+    """Return the metadata of each Parquet file of a run: versions, seeds, precision, settings hash and target."""
     return {
         "propcheck.schema_version": str(SCHEMA_VERSION),
         "propcheck.versions": json.dumps(run.versions, sort_keys=True),
@@ -106,21 +119,23 @@ def _parquet(
     schema: pa.Schema,
     metadata: dict[str, str],
 ) -> bytes:
-    arrays = [pa.array([getattr(r, f.name) for r in records], type=f.type, from_pandas=False) for f in schema]
+    arrays = [
+        pa.array([getattr(record, field.name) for record in records], type=field.type, from_pandas=False) for field in schema
+    ]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema.with_metadata(metadata)), buffer, compression="zstd")
     return buffer.getvalue()
 
 
 def read_run(directory: Path, *, force: bool = False) -> Run:
-    """Read a run back, equal to what was written.
+    """Read a run; it equals the run that was written.
 
     Parameters
     ----------
     directory
         A run directory.
     force
-        Read an older schema as far as it goes: a nullable column that it lacks is null, one that there is no more is left out.
+        Also read an older schema: missing nullable columns are null, and columns that no longer exist are ignored.
 
     Returns
     -------
@@ -130,8 +145,8 @@ def read_run(directory: Path, *, force: bool = False) -> Run:
     Raises
     ------
     PropcheckError
-        A file is missing, cut short, not propcheck's, of another scan than ``run.json``, of a newer schema, or, without
-        ``force``, of an older one.
+        If a file is missing, truncated, not written by propcheck, from another scan than ``run.json``, of a newer schema or,
+        without ``force``, of an older one.
     """
     if not directory.is_dir():
         raise PropcheckError(f"{directory}: no such run directory")
@@ -155,36 +170,42 @@ def read_run(directory: Path, *, force: bool = False) -> Run:
         content = read_file(path)
         table = parquet_table(content, path)
         check_version(schema_version(table.schema, path), path, "scan again", force=force)
-        found = rows(table, schema, path, older=version < SCHEMA_VERSION)
+        records = rows(table, schema, path, older=version < SCHEMA_VERSION)
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise PropcheckError(f"{path}: not the file that run.json was written with; scan again")
-        return found
+            raise PropcheckError(f"{path}: does not belong to run.json (its digest differs); scan again")
+        return records
 
     return dataclasses.replace(
         run,
         sites=site_records(stored("sublayers.parquet", SUBLAYERS_SCHEMA)),
         parameters=parameter_records(stored("parameters.parquet", PARAMETERS_SCHEMA)),
-        # Runs of version 0.1 have none.
+        # Version 0.1 wrote no norms.parquet.
         norms=tuple(NormRecord(**row) for row in (stored("norms.parquet", NORMS_SCHEMA) if "norms.parquet" in digests else ())),
     )
 
 
-def site_records(found: list[dict[str, Any]]) -> tuple[SiteRecord, ...]:
-    """Turn what :func:`rows` gave into records."""
-    return tuple(SiteRecord(**row) for row in found)
+def site_records(table_rows: list[dict[str, Any]]) -> tuple[SiteRecord, ...]:
+    """Turn the result of :func:`rows` into records."""
+    return tuple(SiteRecord(**row) for row in table_rows)
 
 
-def parameter_records(found: list[dict[str, Any]]) -> tuple[ParameterRecord, ...]:
-    """Turn what :func:`rows` gave into records."""
-    return tuple(ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in found)
+def parameter_records(table_rows: list[dict[str, Any]]) -> tuple[ParameterRecord, ...]:
+    """Turn the result of :func:`rows` into records."""
+    return tuple(ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in table_rows)
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file of a run directory; ``PropcheckError`` where it cannot be read."""
+    """Read a file of a run directory.
+
+    Raises
+    ------
+    PropcheckError
+        If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise PropcheckError(f"{path}: missing; {path.parent} is not a finished propcheck run") from error
+        raise PropcheckError(f"{path}: missing; {path.parent} is not a complete propcheck run") from error
     except OSError as error:
         raise PropcheckError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -194,18 +215,23 @@ def _reject_constant(token: str) -> None:
 
 
 def check_version(version: int, path: Path, again: str, *, force: bool) -> None:
-    """Refuse a schema that is not this one's; an older one is let through by ``force``, a newer one is not.
+    """Check that a file has the current schema version.
 
     Parameters
     ----------
     version
-        That of the file.
+        Schema version of the file.
     path
         The file, for the message.
     again
-        What to do instead, for the message: "scan again".
+        Advice for the message: "scan again".
     force
-        Let an older one through.
+        Accept an older version.
+
+    Raises
+    ------
+    PropcheckError
+        If the version is newer or, without ``force``, older.
     """
     if version > SCHEMA_VERSION:
         raise PropcheckError(
@@ -219,7 +245,13 @@ def check_version(version: int, path: Path, again: str, *, force: bool) -> None:
 
 
 def parquet_table(content: bytes, path: Path) -> pa.Table:
-    """Read a Parquet file's bytes; ``PropcheckError`` naming ``path`` where they are none."""
+    """Read the table in the bytes of a Parquet file.
+
+    Raises
+    ------
+    PropcheckError
+        If they are not a complete Parquet file; the message names ``path``.
+    """
     if not content:
         raise PropcheckError(f"{path}: empty")
     if content[:4] != b"PAR1":
@@ -228,57 +260,64 @@ def parquet_table(content: bytes, path: Path) -> pa.Table:
         table = pq.read_table(io.BytesIO(content))
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise PropcheckError(f"{path}: cut short or damaged: not a whole Parquet file") from error
+        raise PropcheckError(f"{path}: truncated or damaged Parquet file") from error
     return table
 
 
 def schema_version(schema: pa.Schema, path: Path) -> int:
-    """Return the version that a Parquet file of propcheck's was written with; ``PropcheckError`` where it is not one."""
-    text = (schema.metadata or {}).get(b"propcheck.schema_version", b"")
-    if not re.fullmatch(rb"[0-9]{1,9}", text):
-        raise PropcheckError(f"{path}: a Parquet file, but not one of propcheck's (no propcheck.schema_version)")
-    return int(text)
-
-
-def file_kind(schema: pa.Schema) -> str | None:
-    """Say which of ``FILES`` a Parquet file is, whatever its name; None where it is none of them."""
-    metadata, names = schema.metadata or {}, set(schema.names)
-    if b"propcheck.schema_version" not in metadata or b"propcheck.kind" in metadata:
-        return None
-    return next((name for name, own in FILES.items() if {f.name for f in own if not f.nullable} <= names), None)
-
-
-def rows(table: pa.Table, schema: pa.Schema, path: Path, *, older: bool) -> list[dict[str, Any]]:
-    """Return a table's rows with every column of a schema.
-
-    A column that was added to the schema after the file was written is null: it was not observed.
-
-    Parameters
-    ----------
-    table
-        What was read.
-    schema
-        The columns that it should have, in order, their types, and whether null may stand in them.
-    path
-        The file, for messages.
-    older
-        It is of an older schema: columns that this one has no more are left out.
+    """Return the schema version of a Parquet file.
 
     Raises
     ------
     PropcheckError
-        Its columns are others, or hold null where that may not be.
+        If propcheck did not write it.
+    """
+    text = (schema.metadata or {}).get(b"propcheck.schema_version", b"")
+    if not re.fullmatch(rb"[0-9]{1,9}", text):
+        raise PropcheckError(f"{path}: Parquet, but not written by propcheck (no propcheck.schema_version)")
+    return int(text)
+
+
+def file_kind(schema: pa.Schema) -> str | None:
+    """Return which of ``FILES`` a Parquet file is, whatever its name; None if none of them."""
+    metadata, names = schema.metadata or {}, set(schema.names)
+    if b"propcheck.schema_version" not in metadata or b"propcheck.kind" in metadata:
+        return None
+    required = {kind: {field.name for field in expected if not field.nullable} for kind, expected in FILES.items()}
+    return next((kind for kind, columns in required.items() if columns <= names), None)
+
+
+def rows(table: pa.Table, schema: pa.Schema, path: Path, *, older: bool) -> list[dict[str, Any]]:
+    """Return the rows of a table with every column of a schema.
+
+    Nullable columns that were added after the file was written are null.
+
+    Parameters
+    ----------
+    table
+        The table of a Parquet file.
+    schema
+        Expected columns, in order.
+    path
+        The file, for messages.
+    older
+        Whether the file has an older schema: columns that no longer exist are ignored.
+
+    Raises
+    ------
+    PropcheckError
+        If the columns differ from the schema, or a column that is not nullable has null values.
     """
     names = [name for name in table.schema.names if not older or name in schema.names]
     added = {field.name for field in schema if field.nullable} - set(names)
     if names != [name for name in schema.names if name not in added]:
         wrong = sorted((set(schema.names) - added) ^ set(names)) or ["order"]
-        raise PropcheckError(f"{path}: columns are not those of schema {SCHEMA_VERSION} ({', '.join(wrong)})")
+        raise PropcheckError(f"{path}: columns differ from schema {SCHEMA_VERSION} ({', '.join(wrong)})")
     for name in names:
-        expected, found = schema.field(name), table.schema.field(name)
-        if found.type != expected.type:
-            raise PropcheckError(f"{path}: column {name} holds {found.type}, not {expected.type}")
+        expected, actual = schema.field(name), table.schema.field(name)
+        if actual.type != expected.type:
+            raise PropcheckError(f"{path}: column {name} has type {actual.type}, expected {expected.type}")
         if not expected.nullable and table[name].null_count:
-            raise PropcheckError(f"{path}: column {name} has rows without a value")
+            raise PropcheckError(f"{path}: column {name} has null values, which it must not")
     missing = dict.fromkeys(added)
     return [{**row, **missing} for row in table.select(names).to_pylist()]

@@ -1,9 +1,10 @@
-"""Machine-readable forms of a run."""
+"""A run as the JSON document of ``--output-format json``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from propcheck.analysis.growth import with_growth
 from propcheck.records.document import dumps, full_document
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_json(run: Run) -> str:
-    """Write a run as the one JSON document of ``--output-format json``.
+    """Write a run as JSON.
 
     Parameters
     ----------
@@ -23,4 +24,4 @@ def to_json(run: Run) -> str:
     str
         Strict JSON without a final newline; a non-finite number is the string "NaN", "Infinity" or "-Infinity".
     """
-    return dumps(full_document(run))
+    return dumps(full_document(with_growth(run)))

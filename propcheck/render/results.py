@@ -117,7 +117,7 @@ def scan_results(
 
 def rule_check(rule: rules.Rule) -> Check:
     """Give a rule as a check."""
-    return Check(id=rule.id, name=rule.name, severity=rule.severity, summary=rule.sees, help=rule.explain())
+    return Check(id=rule.id, name=rule.name, severity=rule.severity, summary=rule.sees, help=rules.explain(rule.id))
 
 
 def told(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""Findings from hits: where one cause breaks several rules, it leads and the others stand under it."""
+"""Findings from violations: a violation that another one causes is listed under its cause."""
 
 from __future__ import annotations
 
@@ -17,98 +17,100 @@ _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A hit of a rule; ``note`` is written behind its message."""
+class Violation:
+    """A rule and one hit of it."""
 
     rule: Rule
     hit: Hit
-    note: str
+
+    def severity(self, overrides: Mapping[str, Severity]) -> Severity:
+        """Return the user's severity for the rule, else the hit's, else the rule's."""
+        return overrides.get(self.rule.id) or self.hit.severity or self.rule.severity
 
 
-def fold(found: Sequence[Found], severities: Mapping[str, Severity]) -> tuple[Finding, ...]:
-    """Turn hits into findings, each consequence into a line of its cause.
+def fold(violations: Sequence[Violation], severities: Mapping[str, Severity]) -> tuple[Finding, ...]:
+    """Turn violations into findings, and list each consequence under its root cause.
 
     Parameters
     ----------
-    found
-        All hits.
+    violations
+        All violations.
     severities
-        By rule id: what every finding of that rule is worth, whatever its hit says.
+        Severities set by the user, by rule id. They replace the severity of every hit of the rule.
 
     Returns
     -------
     tuple of Finding
-        Errors first, then by rule and site. The cause of an error is one, so that no error hides behind a milder cause, unless
-        ``severities`` says what it is worth.
+        Errors first, then by rule and site. The cause of an error becomes an error too, so that no error is hidden under a
+        milder cause, unless ``severities`` sets the severity of the cause.
     """
-    causes = {id(one): _cause(one, found) for one in found}
-    folded: dict[int, list[Found]] = {}  # by cause
-    for one in found:
-        cause = _first_cause(one, causes)
-        if cause is not one:
-            folded.setdefault(id(cause), []).append(one)
-    findings: list[tuple[int, str, int, Finding]] = []
-    for one in found:
-        if causes[id(one)] is not None:
-            continue
-        under = folded.get(id(one), [])
-        severity = _severity(one, severities)
-        if one.rule.id not in severities and any(_severity(each, severities) == "error" for each in under):
-            severity = "error"
-        finding = Finding(
-            rule=one.rule.id,
-            name=one.rule.name,
-            severity=severity,
-            site=one.hit.place,
-            metric=one.hit.metric,
-            value=one.hit.value,
-            expected=one.hit.expected,
-            message=one.hit.message + one.note,
-            remedy=one.hit.remedy or one.rule.remedy,
-            source=one.rule.source,
-            also=_also(under),
-        )
-        findings.append((_ORDER[severity], one.rule.id, min(one.hit.sites, default=-1), finding))
-    findings.sort(key=lambda item: item[:3])
-    return tuple(item[3] for item in findings)
+    causes = {id(violation): _cause(violation, violations) for violation in violations}
+    consequences: dict[int, list[Violation]] = {}  # by id() of the root cause
+    for violation in violations:
+        root = _root_cause(violation, causes)
+        if root is not violation:
+            consequences.setdefault(id(root), []).append(violation)
+    roots = [violation for violation in violations if causes[id(violation)] is None]
+    findings = [(root, _finding(root, consequences.get(id(root), []), severities)) for root in roots]
+    findings.sort(key=lambda pair: (_ORDER[pair[1].severity], pair[0].rule.id, min(pair[0].hit.sites, default=-1)))
+    return tuple(finding for _, finding in findings)
 
 
-def _severity(one: Found, severities: Mapping[str, Severity]) -> Severity:
-    return severities.get(one.rule.id) or one.hit.severity or one.rule.severity
+def _finding(root: Violation, consequences: Sequence[Violation], severities: Mapping[str, Severity]) -> Finding:
+    severity = root.severity(severities)
+    if root.rule.id not in severities and any(each.severity(severities) == "error" for each in consequences):
+        severity = "error"
+    return Finding(
+        rule=root.rule.id,
+        name=root.rule.name,
+        severity=severity,
+        site=root.hit.place,
+        metric=root.hit.metric,
+        value=root.hit.value,
+        expected=root.hit.expected,
+        message=root.hit.message,
+        remedy=root.hit.remedy or root.rule.remedy,
+        source=root.rule.source,
+        also=_also(consequences),
+    )
 
 
-def _also(under: Sequence[Found]) -> tuple[str, ...]:
-    """Write the rules that a cause broke too, and at how many sites: ``PC302 at 41 sites``."""
+def _also(consequences: Sequence[Violation]) -> tuple[str, ...]:
+    """List the rules that a cause broke too, each with its number of sites: ``PC302 at 41 sites``."""
     sites: dict[str, set[int]] = {}
-    for one in under:
-        sites.setdefault(one.rule.id, set()).update(one.hit.sites)
-    return tuple(f"{id_} at {count(len(where), 'site')}" if where else id_ for id_, where in sorted(sites.items()))
+    for violation in consequences:
+        sites.setdefault(violation.rule.id, set()).update(violation.hit.sites)
+    return tuple(f"{id_} at {count(len(numbers), 'site')}" if numbers else id_ for id_, numbers in sorted(sites.items()))
 
 
-def _cause(one: Found, found: Sequence[Found]) -> Found | None:
-    """Find the hit that explains another one: of the rule that it names first."""
-    for leader, relation in one.rule.follows:
-        for other in found:
-            if other.rule.id == leader and other is not one and _related(one.hit.sites, other.hit.sites, relation):
+def _cause(violation: Violation, violations: Sequence[Violation]) -> Violation | None:
+    """Find the violation that causes another one, in the order in which the rule lists its causes."""
+    for cause_id, relation in violation.rule.caused_by:
+        for other in violations:
+            if (
+                other.rule.id == cause_id
+                and other is not violation
+                and _related(violation.hit.sites, other.hit.sites, relation)
+            ):
                 return other
     return None
 
 
-def _first_cause(one: Found, causes: Mapping[int, Found | None]) -> Found:
-    """Follow causes to the one that has none."""
-    cause = causes[id(one)]
-    return one if cause is None else _first_cause(cause, causes)
+def _root_cause(violation: Violation, causes: Mapping[int, Violation | None]) -> Violation:
+    """Follow causes up to the one that has none."""
+    cause = causes[id(violation)]
+    return violation if cause is None else _root_cause(cause, causes)
 
 
-def _related(own: tuple[int, ...], cause: tuple[int, ...], relation: Relation) -> bool:
-    """Whether a hit's sites lie to those of a possible cause as ``relation`` says; a hit without sites is everywhere."""
+def _related(sites: tuple[int, ...], cause: tuple[int, ...], relation: Relation) -> bool:
+    """Whether a hit's sites have the given relation to those of a possible cause; a cause without sites is everywhere."""
     if relation == "any" or not cause:
         return True
-    if not own:
+    if not sites:
         return False
     return {
-        "same": set(own) <= set(cause),
-        "touching": bool(set(own) & set(cause)),
-        "after": min(own) >= min(cause),
-        "before": max(own) <= max(cause),
+        "same": set(sites) <= set(cause),
+        "touching": bool(set(sites) & set(cause)),
+        "after": min(sites) >= min(cause),
+        "before": max(sites) <= max(cause),
     }[relation]

@@ -1,4 +1,4 @@
-"""Normalisations that are the same in many places, as :mod:`propcheck.analysis.name_patterns` has it of parameters."""
+"""Groups of norms: the medians over seeds, and the same norm in several blocks with its subject, sites and place."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _MEASURED = tuple(name for name in float_columns(NormRecord) if name != "eps")
 
 
 def norms_of(run: Run) -> list[NormRecord]:
-    """List the normalisations of a run in forward order, of several seeds the median of each value."""
-    found: dict[object, list[NormRecord]] = {}
+    """List the norms of a run in forward order, with the median of each value over the seeds."""
+    by_norm: dict[object, list[NormRecord]] = {}
     for norm in run.norms:
-        found.setdefault((norm.norm, norm.module, norm.place, norm.kind), []).append(norm)
-    return [_median(same) for same in found.values()]
+        by_norm.setdefault((norm.norm, norm.module, norm.place, norm.kind), []).append(norm)
+    return [_median(seeds) for seeds in by_norm.values()]
 
 
-def _median(same: Sequence[NormRecord]) -> NormRecord:
-    values: dict[str, float | None] = {name: median([getattr(norm, name) for norm in same]) for name in _MEASURED}
-    return replace(same[0], **values)  # type: ignore[arg-type]
+def _median(seeds: Sequence[NormRecord]) -> NormRecord:
+    values: dict[str, float | None] = {name: median([getattr(norm, name) for norm in seeds]) for name in _MEASURED}
+    return replace(seeds[0], **values)  # type: ignore[arg-type]
 
 
 def kinds(norms: Sequence[NormRecord]) -> list[list[NormRecord]]:
-    """Put together what is the same norm in several blocks."""
-    found: dict[object, list[NormRecord]] = {}
+    """Group norms that are the same in several blocks."""
+    by_kind: dict[object, list[NormRecord]] = {}
     for norm in norms:
-        found.setdefault((pattern(norm.module or ""), pattern(norm.parameter or ""), norm.place, norm.kind), []).append(norm)
-    return list(found.values())
+        by_kind.setdefault((pattern(norm.module or ""), pattern(norm.parameter or ""), norm.place, norm.kind), []).append(norm)
+    return list(by_kind.values())
 
 
 def subject(norms: Sequence[NormRecord]) -> str:
-    """Write ``The norm a.b``, or of one kind in several blocks ``The 48 norms blocks.*.a.b (blocks 0 to 62)``."""
+    """Write ``The norm a.b``, or for a group ``The 48 norms blocks.*.a.b (blocks 0 to 62)``."""
     if len(norms) == 1:
         return f"The norm {_name(norms[0])}"
     blocks = [norm.block for norm in norms if norm.block is not None]
@@ -51,7 +51,7 @@ def subject(norms: Sequence[NormRecord]) -> str:
 
 
 def _name(norm: NormRecord) -> str:
-    """Name a norm by its gain where it has one: a module may hold several norms."""
+    """Name a norm by its gain, if it has one: a module may hold several norms."""
     return norm.parameter or (f"in {norm.module}" if norm.module else "outside any module")
 
 
@@ -60,13 +60,13 @@ def sites(norms: Sequence[NormRecord]) -> tuple[int, ...]:
     return tuple(sorted({norm.site for norm in norms if norm.site is not None}))
 
 
-def site_of(norm: NormRecord, curve: Profile) -> SiteRecord | None:
-    """Find the site in whose branch a norm is, or of one on the stream, whose sum it reads."""
-    return next((record for record in curve.sites if record.site == norm.site), None)
+def site_of(norm: NormRecord, profile: Profile) -> SiteRecord | None:
+    """Find the site whose branch a norm is in, or whose sum it reads if it is on the stream."""
+    return next((site for site in profile.sites if site.site == norm.site), None)
 
 
-def place(norm: NormRecord, curve: Profile) -> Place:
-    """Name a norm as a place."""
-    record = site_of(norm, curve)
-    sublayer = record.sublayer if record is not None and norm.place != "stream" else None
+def place(norm: NormRecord, profile: Profile) -> Place:
+    """Return a norm as the place of a finding."""
+    site = site_of(norm, profile)
+    sublayer = site.sublayer if site is not None and norm.place != "stream" else None
     return Place(site=norm.site, block=norm.block, sublayer=sublayer, module=norm.module, parameter=norm.parameter)

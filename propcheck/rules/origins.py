@@ -1,12 +1,13 @@
-"""What is said of the operation that first made a number that is not finite."""
+"""The first NaN or infinity of a pass: the sites that hold one, and the operation that made it. PC209 and PC305."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from propcheck.formatting import count
 from propcheck.records import Place
-from propcheck.rules.rule import place_of
+from propcheck.rules.sites import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,28 +15,41 @@ if TYPE_CHECKING:
     from propcheck.records import Origin, Run, SiteRecord
 
 
+def is_finite(value: float | None) -> bool:
+    """Whether a value is neither NaN nor infinite; true if it was not observed."""
+    return value is None or math.isfinite(value)
+
+
+def holds_nonfinite(site: SiteRecord) -> bool:
+    """Whether a site's sum holds a NaN or an infinity, as far as it was observed."""
+    if site.nonfinite is not None:
+        return site.nonfinite > 0
+    return not all(is_finite(value) for value in (site.update_rms, site.sum_rms, site.sum_absmax))
+
+
 def first_origin(run: Run, sites: Sequence[SiteRecord], direction: Literal["forward", "backward"]) -> Origin | None:
-    """Return what made the first NaN or infinity of the pass of ``sites``; None where that is not known."""
+    """Return the origin of the first NaN or infinity in the pass of ``sites``; ``None`` if unknown."""
     seed = sites[0].seed if sites else run.seeds[0]
-    return next((one for one in run.origins if (one.seed, one.direction) == (seed, direction)), None)
+    return next((origin for origin in run.origins if (origin.seed, origin.direction) == (seed, direction)), None)
 
 
 def made_by(origin: Origin | None) -> str:
-    """Say it in a sentence; empty where it is not known."""
+    """Name the operation that made the first NaN or infinity, as a sentence; empty if unknown."""
     if origin is None:
         return ""
     module = "" if origin.module is None else f" in {origin.module}"
     return (
-        f" The first {origin.value} of the pass is made by {origin.function}{module}, out of {origin.inputs}{_tokens(origin)}."
+        f" The first {origin.value} of the pass is made by {origin.function}{module}, given {origin.inputs}{_tokens(origin)}."
     )
 
 
-def made_in(origin: Origin, sites: Sequence[SiteRecord], first: SiteRecord) -> Place:
-    """Place what an origin led to: where it lies itself if that is another block than ``first``, the first site to show it."""
+def origin_place(origin: Origin, sites: Sequence[SiteRecord], first: SiteRecord) -> Place:
+    """Return ``first``, the first site that is not finite, or the place of the origin if it lies in another block."""
     if origin.block is None or first.block is None or origin.block == first.block:
         return place_of(first)
     module = origin.module or ""
-    branch = next((one for one in sites if one.block == origin.block and one.module and _is_within(module, one.module)), None)
+    in_branch = (site for site in sites if site.block == origin.block and site.module and _is_within(module, site.module))
+    branch = next(in_branch, None)
     return Place(block=origin.block, module=origin.module) if branch is None else place_of(branch)
 
 

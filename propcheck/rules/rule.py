@@ -1,16 +1,14 @@
-"""What a rule is, and what it hands back."""
+"""Types of a rule: its text and thresholds (`Rule`), and one place where it is broken (`Hit`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from propcheck.records import Place, Run, Severity, SiteRecord
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from propcheck.analysis.profile import Profile
+    from propcheck.records import Place, Run, Severity
 
 Relation = Literal["any", "same", "touching", "after", "before"]
 
@@ -19,8 +17,18 @@ Relation = Literal["any", "same", "touching", "after", "before"]
 class Hit:
     """One place, or one cause over several places, where a rule is broken.
 
-    ``sites`` are all the sites it covers, ``place`` the worst or first of them. ``severity`` and ``remedy`` replace the rule's
-    own where they are given.
+    Attributes
+    ----------
+    sites
+        All sites that the hit covers; empty if it concerns no site.
+    place
+        The worst or first of these sites, or a module or parameter.
+    metric, value, expected
+        The measured quantity, its value, and the value expected there.
+    message
+        What is wrong, where, and what it leads to.
+    severity, remedy
+        Replace the rule's own, if set.
     """
 
     sites: tuple[int, ...]
@@ -33,17 +41,64 @@ class Hit:
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One rule: how it judges, and everything that ``propcheck rules ID`` tells of it.
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Code (or a config, if ``language`` says so) that breaks a rule, and the same with the fault repaired."""
 
-    ``pool`` says what several seeds mean: "median" judges the median over seeds of each site, "any" every seed by itself.
-    ``of`` says what is judged by itself: every stream of a model, or the run as a whole.
-    A hit of a rule that ``follows`` names, which has the given relation to this one, is the cause of it: this one is then no
-    finding of its own, but folded under that one. ``any``: wherever the cause is; ``same``: all sites of this hit are among
-    the cause's; ``touching``: one is; ``after``: none lies before the cause's first, ``before``: none behind its last.
-    A threshold that a user sets must be above ``least``: 1 where it is a factor, which at 1 everything is off by. A rule whose
-    own threshold is 0 has none to set.
+    broken: str
+    repaired: str
+    language: str = "python"
+
+
+Check = Callable[["Profile", "Run", float], Sequence[Hit]]
+
+
+def _unset(_profile: Profile, _run: Run, _threshold: float) -> Sequence[Hit]:
+    raise NotImplementedError
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rule:
+    """One rule: its documentation, its default threshold, and the function that checks it.
+
+    A rule's file puts the text first and the check below it::
+
+        RULE = Rule(id="PC201", name="explosion", ...)
+
+
+        @RULE.checked_by
+        def check(profile: Profile, run: Run, threshold: float) -> list[Hit]: ...
+
+    Attributes
+    ----------
+    id, name
+        Stable identifiers, as in ``--select PC201`` and ``--select explosion``.
+    severity
+        Severity of a hit that does not set its own.
+    threshold, unit
+        Default threshold and its unit. 0 means that the rule has no threshold to set.
+    least
+        A threshold set by a user must be above this: 1 for a factor (every value differs from 1 by some factor), else 0.
+    sees, why
+        What the rule detects, and what goes wrong in training because of it.
+    formula
+        The condition, in terms of the columns of a run.
+    basis, source
+        How the threshold was chosen, and the publications and reported faults behind the rule.
+    remedy
+        What to do, unless a hit gives a more specific remedy.
+    example
+        Code that breaks the rule, and its repair.
+    scope
+        What one call of the check judges: a single stream of the model, or the whole run.
+    seeds
+        With several seeds, "median" checks the median over seeds at each site; "any" checks every seed and reports the first
+        with a hit.
+    caused_by
+        Rules that can be the cause of this one, each with the relation that the sites of the two hits must have. If there is
+        such a hit, this rule's hit is listed under it and is no finding of its own. "any": the cause may lie anywhere; "same":
+        all sites of this hit are among the cause's; "touching": at least one is; "after": none lies before the cause's first;
+        "before": none lies after the cause's last.
     """
 
     id: str
@@ -51,70 +106,20 @@ class Rule:
     severity: Severity
     threshold: float
     unit: str
+    least: float = 0.0
     sees: str
     why: str
     formula: str
     basis: str
     source: str
     remedy: str
-    check: Callable[[Profile, Run, float], Sequence[Hit]]
-    pool: Literal["median", "any"] = "median"
-    of: Literal["stream", "run"] = "stream"
-    follows: tuple[tuple[str, Relation], ...] = ()
-    least: float = 0.0
+    example: Example
+    scope: Literal["stream", "run"] = "stream"
+    seeds: Literal["median", "any"] = "median"
+    caused_by: tuple[tuple[str, Relation], ...] = ()
+    check: Check = field(default=_unset, repr=False)
 
-    def explain(self) -> str:
-        """Explain the rule in plain Markdown, without a final newline."""
-        return "\n\n".join(
-            [
-                f"## {self.id} {self.name}",
-                f"Default severity: {self.severity}. Default threshold: {self.threshold:g} ({self.unit}).",
-                f"**What it sees.** {self.sees}",
-                f"**Why it matters.** {self.why}",
-                f"**How it judges.** {self.formula}",
-                f"**How the threshold was chosen.** {self.basis}",
-                f"**Source.** {self.source}",
-                f"**What to do.** {self.remedy}",
-            ]
-        )
-
-
-def place_of(record: SiteRecord) -> Place:
-    """Name a site as a place."""
-    return Place(site=record.site, block=record.block, sublayer=record.sublayer, module=record.module)
-
-
-def in_words(record: SiteRecord) -> str:
-    """Write ``site 7 (mlp of block 3)``."""
-    where = record.sublayer if record.block is None else f"{record.sublayer} of block {record.block}"
-    return f"site {record.site} ({where})"
-
-
-def siblings(curve: Profile, index: int, *, skip_units: int = 0) -> tuple[list[int], list[int]]:
-    """List the sites of the same kind and role before and after a site, nearest first, as indices into ``curve.sites``.
-
-    The role is the site's position in its block, so that a decoder's self-attention and cross-attention are not compared.
-    The sites of the first ``skip_units`` units are left out.
-    """
-    roles = [position for unit in curve.units for position in range(len(unit))]
-    skipped = sum(len(unit) for unit in curve.units[:skip_units])
-    alike = [
-        i
-        for i, record in enumerate(curve.sites)
-        if i != index and i >= skipped and record.sublayer == curve.sites[index].sublayer and roles[i] == roles[index]
-    ]
-    return [i for i in alike if i < index][::-1], [i for i in alike if i > index]
-
-
-def grouped(curve: Profile, flagged: Sequence[int]) -> list[list[SiteRecord]]:
-    """Join flagged sites that stand side by side, or are neighbours among their siblings: they share a cause.
-
-    ``flagged`` are indices into ``curve.sites``, and so are compared by their order there.
-    """
-    groups: list[set[int]] = []
-    for index in sorted(flagged):
-        before, _ = siblings(curve, index)
-        linked = {index - 1, *before[:1]}
-        touching = [group for group in groups if group & linked]
-        groups = [group for group in groups if not group & linked] + [{index}.union(*touching)]
-    return [[curve.sites[i] for i in sorted(group)] for group in groups]
+    def checked_by(self, check: Check) -> Check:
+        """Register the function that checks this rule; a decorator."""
+        self.check = check
+        return check

@@ -1,1 +1,1 @@
-"""What can be scanned."""
+"""Targets of a scan: the user's code, transformers configs and the reference decoder, with their inputs and losses."""

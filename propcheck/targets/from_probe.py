@@ -1,4 +1,4 @@
-"""The target that a probe names."""
+"""Make the task of the target that a probe names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def task_of(probe: Probe) -> Task:
-    """Return what ``probe`` names, ready to be built; ``PropcheckError`` where that cannot be."""
+    """Return the target of ``probe``, ready to be built.
+
+    Raises
+    ------
+    PropcheckError
+        If the target does not exist or cannot be built.
+    """
     if probe.kind == "huggingface":
         from propcheck.targets.huggingface import huggingface_task
 

@@ -1,4 +1,4 @@
-"""What a model of transformers is fed, from its config and the names of its inputs: no model is known by its name here."""
+"""Generate the inputs and labels of a transformers model from its config and signature, without knowing models by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from propcheck.deferred_init.keyed_rng import generator_for
 from propcheck.errors import PropcheckError
+from propcheck.seeding import generator_for
 from propcheck.targets.inputs import token_ids
 
 if TYPE_CHECKING:
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from propcheck.config.probe import InputsConfig
 
+# The kind of labels that a model's loss takes.
 Head = Literal["next token", "masked tokens", "sequence", "characters", "class", "token classes", "none"]
 
-# How transformers names a class by what its labels are.
-_HEADS: tuple[tuple[str, Head], ...] = (
+# The endings by which transformers names classes, and the labels that those take.
+_HEAD_OF_ENDING: tuple[tuple[str, Head], ...] = (
     ("ForMaskedLM", "masked tokens"),
     ("ForCTC", "characters"),
     ("ForSequenceClassification", "class"),
@@ -31,31 +32,34 @@ _HEADS: tuple[tuple[str, Head], ...] = (
     ("ForVideoClassification", "class"),
     ("ForTokenClassification", "token classes"),
 )
-_IGNORED = -100  # the label that torch's and transformers' losses leave out
-_CHARACTERS = 8  # of a transcription: few enough for any recording
-# Where a config says nothing: the size that such models were published for.
-_IMAGE_SIZE, _CHANNELS = 224, 3
+_IGNORED = -100  # the label that the losses of torch and transformers ignore
+_CHARACTERS = 8  # length of a transcription: short enough for any recording
+_IMAGE_SIZE, _CHANNELS = 224, 3  # the usual published size, for configs without one
+# Config keys for the number of positions: of the model, and of its decoder.
+_POSITIONS = ("max_position_embeddings", "n_positions")
+_DECODER_POSITIONS = ("max_target_positions",)
+# The main inputs of the parts of a multimodal model, and the config of each part.
+_PARTS = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "audio_config"}
 
 
 def head_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Head:
-    """Return what the labels of ``model_class`` are; "none" where it computes no loss from a kind of labels known here."""
+    """Return the kind of labels that ``model_class`` takes; "none" if labels cannot be drawn for its loss."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if model_class.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        return "next token"  # of the logits: no labels are needed
-    takes = signature(model_class.forward).parameters
-    if "labels" in takes:
-        for ending, head in _HEADS:
-            if model_class.__name__.endswith(ending):
-                single = head in ("class", "token classes") and getattr(config, "num_labels", 2) < 2  # a regression
-                return "none" if single else head
-        if config.is_encoder_decoder and "decoder_input_ids" in takes:
-            return "sequence"
-    return "none"
+        return "next token"  # computed from the logits, without labels
+    parameters = signature(model_class.forward).parameters
+    if "labels" not in parameters:
+        return "none"
+    for ending, head in _HEAD_OF_ENDING:
+        if model_class.__name__.endswith(ending):
+            is_regression = head in ("class", "token classes") and getattr(config, "num_labels", 2) < 2
+            return "none" if is_regression else head
+    return "sequence" if config.is_encoder_decoder and "decoder_input_ids" in parameters else "none"
 
 
 def draw_batch(model: PreTrainedModel, head: Head, inputs: InputsConfig, seed: int) -> dict[str, Tensor]:
-    """Return keyword arguments for ``model``: token ids as ``inputs`` has it, N(0, 1) for pixels and sound, random labels.
+    """Return keyword arguments for ``model``: token ids as in ``inputs``, N(0, 1) for pixels and sound, random labels.
 
     Parameters
     ----------
@@ -66,51 +70,49 @@ def draw_batch(model: PreTrainedModel, head: Head, inputs: InputsConfig, seed: i
     inputs
         The probe's ``[inputs]``.
     seed
-        Decides every draw.
+        Determines every draw.
 
     Raises
     ------
     PropcheckError
-        If its main input is of a kind that cannot be drawn from a config, or the tokens are more than its positions.
+        If the config does not describe the main input, or there are more tokens than positions.
     """
     draw = _Draw(model, inputs, seed)
-    takes = signature(model.forward).parameters
+    parameters = signature(model.forward).parameters
     main = model.main_input_name
     if main not in draw.makers:
         raise PropcheckError(
             f"{type(model).__name__} takes {main}, which cannot be drawn from a config; write a callable that returns "
             "propcheck.Target(model, batch=...)"
         )
-    # A model of several parts gets an input for each, unless it predicts tokens, which it does from tokens alone.
-    parts = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "audio_config"}
-    others = [name for name, part in parts.items() if name != main and name in takes and hasattr(model.config, part)]
-    others = [] if head == "next token" else others
-    batch = {name: draw.makers[name]() for name in (main, *others)}
-    if model.config.is_encoder_decoder and "decoder_input_ids" in takes:
-        batch["decoder_input_ids"] = draw.tokens(of_decoder=True)
+    names = [main]
+    if head != "next token":  # a multimodal model that predicts tokens can do so from tokens alone
+        names += [name for name, part in _PARTS.items() if name != main and name in parameters and hasattr(model.config, part)]
+    batch = {name: draw.makers[name]() for name in names}
+    if model.config.is_encoder_decoder and "decoder_input_ids" in parameters:
+        batch["decoder_input_ids"] = draw.tokens(_DECODER_POSITIONS)
     labels = draw.labels(head, batch)
     return batch if labels is None else {**batch, "labels": labels}
 
 
-# What configs call the number of their positions: of the model, or of its decoder.
-_POSITIONS = (("max_position_embeddings", "n_positions"), ("max_target_positions",))
+def limit_tokens(inputs: InputsConfig, config: PreTrainedConfig) -> tuple[InputsConfig, tuple[str, ...]]:
+    """Return inputs with no more tokens than the config has positions, and a note if the default was too many.
 
-
-def _most_tokens(config: PreTrainedConfig, names: Iterable[str]) -> int | None:
-    text = _text(config)
-    return min((value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0), default=None)
-
-
-def within_positions(inputs: InputsConfig, config: PreTrainedConfig) -> tuple[InputsConfig, tuple[str, ...]]:
-    """Return the inputs with no more tokens than the config has positions, where nobody asked for a number; and a note."""
-    most = min((one for names in _POSITIONS if (one := _most_tokens(config, names)) is not None), default=None)
-    if most is None or inputs.tokens <= most or "tokens" in inputs.model_fields_set:
+    A number of tokens that the user sets stays as it is.
+    """
+    limit = _positions(config, (*_POSITIONS, *_DECODER_POSITIONS))
+    if limit is None or inputs.tokens <= limit or "tokens" in inputs.model_fields_set:
         return inputs, ()
-    return inputs.model_copy(update={"tokens": most}), (f"{most} tokens: the config has positions for no more.",)
+    return inputs.model_copy(update={"tokens": limit}), (f"inputs.tokens is {limit}: the config has no more positions.",)
+
+
+def source_name(main_input: str, inputs: InputsConfig) -> str:
+    """Return where the inputs come from: the source of the token ids, or ``normal`` for pixels and sound."""
+    return inputs.source if main_input == "input_ids" else "normal"
 
 
 class _Draw:
-    """The draws of one batch, in order."""
+    """The draws of one batch, in order; ``makers`` maps the name of an input to the method that draws it."""
 
     def __init__(self, model: PreTrainedModel, inputs: InputsConfig, seed: int) -> None:
         self.model, self.config, self.inputs, self.seed = model, model.config, inputs, seed
@@ -123,49 +125,49 @@ class _Draw:
             "input_values": self.sound,
         }
 
-    def tokens(self, *, of_decoder: bool = False) -> Tensor:
-        """Draw token ids [batch, tokens], the padding id left out, which models mask."""
-        text = _text(self.config)
-        tokens = self.inputs.tokens
-        names = _POSITIONS[of_decoder]
-        most = _most_tokens(self.config, names)
-        if most is not None and tokens > most:
-            raise PropcheckError(f"inputs.tokens = {tokens} is more than the config's {names[0]} = {most}; --tokens {most}")
-        vocabulary = self._vocabulary(text)
-        padding = getattr(text, "pad_token_id", None)
-        drawn = self.inputs.source in ("zipf", "uniform")
-        if not drawn or not isinstance(padding, int) or not 0 <= padding < vocabulary:
+    def tokens(self, position_keys: tuple[str, ...] = _POSITIONS) -> Tensor:
+        """Draw token ids [batch, tokens] without the padding id, which models mask."""
+        tokens, limit = self.inputs.tokens, _positions(self.config, position_keys)
+        if limit is not None and tokens > limit:
+            raise PropcheckError(
+                f"inputs.tokens = {tokens} exceeds {position_keys[0]} = {limit} of the config; use --tokens {limit}"
+            )
+        text_config = _text_config(self.config)
+        vocabulary = self._vocabulary(text_config)
+        padding = getattr(text_config, "pad_token_id", None)
+        is_random = self.inputs.source in ("zipf", "uniform")
+        if not is_random or not isinstance(padding, int) or not 0 <= padding < vocabulary:
             return token_ids(self.inputs, vocabulary, self.seed)
         ids = token_ids(self.inputs, vocabulary - 1, self.seed)
         return torch.where(ids >= padding, ids + 1, ids)
 
     def images(self) -> Tensor:
-        """Draw pixels [batch, channels, height, width]; [batch, frames, channels, height, width] where there are frames."""
+        """Draw pixels [batch, channels, height, width], or [batch, frames, channels, height, width] for video."""
         config = self._part("vision_config")
-        size = _first(config, ("image_size", "crop_size", "img_size"), _IMAGE_SIZE)
+        size = _first_set(config, ("image_size", "crop_size", "img_size"), _IMAGE_SIZE)
         if isinstance(size, dict):
             size = (size.get("height", _IMAGE_SIZE), size.get("width", _IMAGE_SIZE))
         height, width = size if isinstance(size, tuple | list) else (size, size)
-        channels = _first(config, ("num_channels", "in_channels", "in_chans"), _CHANNELS)
-        frames = _first(config, ("num_frames", "frames_per_clip"), None)
+        channels = _first_set(config, ("num_channels", "in_channels", "in_chans"), _CHANNELS)
+        frames = _first_set(config, ("num_frames", "frames_per_clip"), None)
         return self._normal(*((channels,) if frames is None else (frames, channels)), height, width)
 
     def features(self) -> Tensor:
-        """Draw spectrograms: [batch, bins, frames] where the positions of the encoder are fixed, or [batch, frames, bins]."""
+        """Draw spectrograms: [batch, bins, frames] for an encoder with fixed positions, else [batch, frames, bins]."""
         config = self._part("audio_config")
-        channels = _first(config, ("input_feat_per_channel",), None)
-        if channels is not None:
-            return self._normal(self.inputs.tokens, channels * getattr(config, "input_channels", 1))
+        channel_width = getattr(config, "input_feat_per_channel", None)
+        if channel_width is not None:
+            return self._normal(self.inputs.tokens, channel_width * getattr(config, "input_channels", 1))
         bins, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
         if bins is not None and positions is not None:
-            return self._normal(bins, 2 * positions)  # the encoder's second convolution halves them
-        width = _first(config, ("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size"), None)
+            return self._normal(bins, 2 * positions)  # the encoder's second convolution halves the frames
+        width = _first_set(config, ("feature_projection_input_dim", "num_mel_bins", "input_dim", "input_feat_size"), None)
         if width is None:
-            raise self._unknown("input_features")
+            raise self._undefined("input_features")
         return self._normal(self.inputs.tokens, width)
 
     def sound(self) -> Tensor:
-        """Draw a waveform [batch, samples], as many frames as there are tokens, or spectrograms [batch, frames, bins]."""
+        """Draw a waveform [batch, samples] with as many frames as tokens, or spectrograms [batch, frames, bins]."""
         strides = getattr(self.config, "conv_stride", None)
         if strides is not None:
             kernels = getattr(self.config, "conv_kernel", strides)
@@ -175,33 +177,36 @@ class _Draw:
             return self._normal(samples)
         bins, frames = (getattr(self.config, name, None) for name in ("num_mel_bins", "max_length"))
         if bins is None or frames is None:
-            raise self._unknown("input_values")
+            raise self._undefined("input_values")
         return self._normal(frames, bins)
 
     def labels(self, head: Head, batch: dict[str, Tensor]) -> Tensor | None:
-        """Draw labels of the kind that ``head`` is; None where the loss needs none."""
-        if head == "masked tokens":
-            return batch["input_ids"]
-        if head == "sequence":
-            ids = batch["decoder_input_ids"]
-            return torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], _IGNORED)), dim=1)
-        if head == "class":
-            return self._integers(0, int(self.config.num_labels or 2), (self.inputs.batch,))
-        if head == "token classes":
-            return self._integers(0, int(self.config.num_labels or 2), tuple(batch["input_ids"].shape))
-        if head == "characters":
-            return self._integers(1, self.config.vocab_size, (self.inputs.batch, _CHARACTERS))
-        return None
+        """Draw the labels of ``head``; None if its loss needs none."""
+        match head:
+            case "masked tokens":
+                return batch["input_ids"]
+            case "sequence":
+                ids = batch["decoder_input_ids"]  # [batch, tokens]
+                return torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], _IGNORED)), dim=1)
+            case "class":
+                return self._integers(0, int(self.config.num_labels or 2), (self.inputs.batch,))
+            case "token classes":
+                return self._integers(0, int(self.config.num_labels or 2), tuple(batch["input_ids"].shape))
+            case "characters":
+                return self._integers(1, self.config.vocab_size, (self.inputs.batch, _CHARACTERS))
+            case _:
+                return None
 
-    def _vocabulary(self, text: PreTrainedConfig) -> int:
+    def _vocabulary(self, text_config: Any) -> int:
         try:
             rows = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
         except NotImplementedError:  # a model of several parts
             rows = None
-        sizes = [size for size in (rows, getattr(text, "vocab_size", None), self.inputs.vocabulary) if isinstance(size, int)]
-        if not sizes:
-            raise PropcheckError(f"{type(self.config).__name__} has no vocab_size; give --set inputs.vocabulary=N")
-        return min(sizes)
+        sizes = (rows, getattr(text_config, "vocab_size", None), self.inputs.vocabulary)
+        vocabulary = min((size for size in sizes if isinstance(size, int)), default=None)
+        if vocabulary is None:
+            raise PropcheckError(f"{type(self.config).__name__} has no vocab_size; use --set inputs.vocabulary=N")
+        return vocabulary
 
     def _part(self, name: str) -> Any:
         return getattr(self.config, name, None) or getattr(self.config, "encoder", None) or self.config
@@ -210,27 +215,29 @@ class _Draw:
         values = torch.randn((self.inputs.batch, *shape), generator=self.generator)
         return values.to(self.model.dtype)
 
-    def _integers(self, low: int, high: int, shape: Iterable[int]) -> Tensor:
-        return torch.randint(low, high, tuple(shape), generator=self.generator)
+    def _integers(self, low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.generator)
 
-    def _unknown(self, name: str) -> PropcheckError:
+    def _undefined(self, name: str) -> PropcheckError:
         return PropcheckError(
-            f"{type(self.config).__name__} does not say the shape of {name}; write a callable that returns "
+            f"{type(self.config).__name__} does not define the shape of {name}; write a callable that returns "
             "propcheck.Target(model, batch=...)"
         )
 
 
-def _text(config: PreTrainedConfig) -> Any:
+def _positions(config: PreTrainedConfig, keys: Iterable[str]) -> int | None:
+    """Return the fewest positions that one of the keys gives."""
+    text_config = _text_config(config)
+    values = (getattr(text_config, key, None) for key in keys)
+    return min((value for value in values if isinstance(value, int) and value > 0), default=None)
+
+
+def _text_config(config: PreTrainedConfig) -> Any:
     try:
         return config.get_text_config()
-    except ValueError:  # several of them
+    except ValueError:  # there are several
         return config
 
 
-def _first(config: Any, names: Iterable[str], default: Any) -> Any:
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
-
-
-def source_of(main_input: str, inputs: InputsConfig) -> str:
-    """Say what is fed: the source of the token ids, or ``normal`` for pixels and sound."""
-    return inputs.source if main_input == "input_ids" else "normal"
+def _first_set(config: Any, keys: Iterable[str], default: Any) -> Any:
+    return next((value for key in keys if (value := getattr(config, key, None)) is not None), default)

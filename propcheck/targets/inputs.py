@@ -1,7 +1,6 @@
-"""Representative token ids: what the model is run on.
+"""Token ids for a scan: drawn from Zipf's law or uniformly, or cut from a file of ids or a text.
 
-Every draw comes from a generator of its own that is seeded with the seed alone, so the ids are the same whatever else
-the process did before and however many threads it has.
+The ids depend on the seed alone, not on earlier draws of the process or on its threads.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def token_ids(inputs: InputsConfig, vocabulary: int, seed: int) -> torch.Tensor:
-    """Draw the ids of one pass.
+    """Return the token ids of one pass.
 
     Parameters
     ----------
     inputs
         The probe's ``[inputs]`` section.
     vocabulary
-        Number of different ids; each id is in [0, vocabulary).
+        Each id is in [0, vocabulary).
     seed
-        Decides every draw.
+        Determines every draw.
 
     Returns
     -------
@@ -38,7 +37,7 @@ def token_ids(inputs: InputsConfig, vocabulary: int, seed: int) -> torch.Tensor:
     Raises
     ------
     PropcheckError
-        A file that is missing, empty, too short, of the wrong kind, or that holds an id outside the vocabulary.
+        If a file is missing, empty, too short, of the wrong kind, or holds an id outside the vocabulary.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     shape = (inputs.batch, inputs.tokens)
@@ -47,7 +46,7 @@ def token_ids(inputs: InputsConfig, vocabulary: int, seed: int) -> torch.Tensor:
     elif inputs.source == "uniform":
         ids = generator.integers(0, vocabulary, shape)
     else:
-        assert inputs.file is not None  # the schema sees to it
+        assert inputs.file is not None  # checked by the schema
         path = Path(inputs.file)
         if inputs.source == "tokens":
             stored = _npy(path) if path.suffix == ".npy" else _bin(path, str(inputs.dtype))
@@ -58,16 +57,16 @@ def token_ids(inputs: InputsConfig, vocabulary: int, seed: int) -> torch.Tensor:
 
 
 def zipf(generator: np.random.Generator, vocabulary: int, exponent: float, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """Draw ids with p(id) = (id + 1)^-exponent / sum over the whole vocabulary, by inverting the distribution function.
+    """Draw ids with probability proportional to (id + 1)^-exponent, by inverting the distribution function.
 
-    The id is the rank: tokenizers that merge pairs (BPE) give low ids to frequent tokens. Before training the choice of
-    a mapping changes nothing but names, since the rows of an embedding are drawn alike. The exponent is 1 by default,
-    Zipf's law: with 248,320 ids the first takes 7.7 % of the text, about what the most frequent token of a corpus does.
+    The id is the rank, since BPE tokenizers give low ids to frequent tokens; before training any other order would do, as
+    all rows of an embedding have one distribution. Exponent 1 is Zipf's law: of 248,320 ids, the first makes up 7.7 % of the
+    text, about the share of the most frequent token of a corpus.
     """
     ranks = np.arange(1, vocabulary + 1, dtype=np.float64)
     cumulative = np.cumsum(ranks**-exponent)
     drawn = np.searchsorted(cumulative, generator.random(shape) * cumulative[-1], side="right")
-    # The product can round up to the total itself, which lies beyond the last id.
+    # The product can round up to the total, which is beyond the last id.
     ids: np.ndarray[Any, Any] = np.minimum(drawn, vocabulary - 1)
     return ids
 
@@ -75,7 +74,7 @@ def zipf(generator: np.random.Generator, vocabulary: int, exponent: float, shape
 def _windows(
     stored: np.ndarray[Any, Any], path: Path, vocabulary: int, shape: tuple[int, int], generator: np.random.Generator
 ) -> np.ndarray[Any, Any]:
-    """Cut ``batch`` windows of ``tokens`` ids: apart from each other when the file is long enough, else overlapping."""
+    """Cut ``batch`` windows of ``tokens`` ids: disjoint if the file is long enough, else overlapping."""
     batch, tokens = shape
     length = len(stored)
     if length < tokens:
@@ -87,7 +86,7 @@ def _windows(
     else:
         starts = generator.integers(0, length - tokens + 1, batch)
     ids = np.stack([np.asarray(stored[start : start + tokens]) for start in starts])
-    # Compared before the cast to int64, in which a huge unsigned id would turn negative.
+    # Compare before the cast to int64, which would make a huge unsigned id negative.
     outside = np.argwhere((ids < 0) | (ids >= vocabulary))
     if len(outside):
         row, column = outside[0]
@@ -106,8 +105,8 @@ def _npy(path: Path) -> np.ndarray[Any, Any]:
     if stored.dtype.kind not in "iu":
         raise PropcheckError(f"{path}: holds {stored.dtype}, not integers")
     if stored.ndim != 1:
-        # Flattening would put the edges of documents inside the windows without a word.
-        raise PropcheckError(f"{path}: has shape {stored.shape}; ids must lie in one row, as array.reshape(-1) gives")
+        # Flattening would silently put the edges of documents inside the windows.
+        raise PropcheckError(f"{path}: has shape {stored.shape}; must be one-dimensional, as array.reshape(-1) returns")
     return stored
 
 
@@ -119,7 +118,7 @@ def _bin(path: Path, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def _check_size(path: Path) -> int:
-    """Return the size of the file in bytes; an error when it is empty or cannot be read."""
+    """Return the size of the file in bytes; refuse an empty or unreadable file."""
     try:
         with path.open("rb"):
             size = path.stat().st_size
@@ -135,7 +134,7 @@ def _text(path: Path, tokenizer: Path) -> np.ndarray[Any, Any]:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise PropcheckError(
-            f"{tokenizer}: reading text needs tokenizers; install the extra hf: pip install -e '.[hf]' in the clone"
+            f"{tokenizer}: reading text needs tokenizers (extra hf): pip install -e '.[hf]' in the clone"
         ) from error
     _check_size(path)
     _check_size(tokenizer)
@@ -147,5 +146,5 @@ def _text(path: Path, tokenizer: Path) -> np.ndarray[Any, Any]:
         encoder = Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
         raise PropcheckError(f"{tokenizer}: not a tokenizer.json: {error}") from error
-    # No tokens are added at the ends: a window is a stretch out of the middle of a text.
+    # Without special tokens: a window comes from the middle of the text.
     return np.array(encoder.encode(text, add_special_tokens=False).ids, dtype=np.int64)

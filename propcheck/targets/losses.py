@@ -1,4 +1,4 @@
-"""The loss of a scan where the target does not bring its own."""
+"""Default losses: the loss that a model returns, the next-token loss of its logits, or a random direction of its output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from propcheck.errors import PropcheckError
 if TYPE_CHECKING:
     from propcheck.targets.target import Batch
 
+_IGNORED = -100  # the default ignore_index of torch
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A scalar, and the loss of a uniform guess, ln(vocabulary), where it is the cross-entropy of tokens or classes.
+    """A scalar loss.
 
-    ``logits`` [..., vocabulary] are given where it is that.
+    Attributes
+    ----------
+    value
+        0-d.
+    uniform
+        The loss of a uniform guess, ln(vocabulary), for a cross-entropy of tokens or classes; else None.
+    logits
+        [..., vocabulary], for a cross-entropy; else None.
     """
 
     value: Tensor
@@ -31,31 +40,31 @@ class Loss:
 
 
 def default_loss(output: Any, batch: Batch) -> Loss:
-    """Return the loss that a model returns itself, or the next-token loss of its logits.
+    """Return the loss in the model's output, else the next-token loss of its logits.
 
     Parameters
     ----------
     output
-        Of the model: a scalar; logits [batch, tokens, vocabulary]; a tuple or list of tensors with one of these (``(logits,
-        loss)``, ``(loss, logits)``); a mapping or an object with ``loss`` or ``logits``.
+        The model's output: a scalar; logits [batch, tokens, vocabulary]; a tuple or list that holds one of these, such as
+        ``(logits, loss)``; or a mapping or object with ``loss`` or ``logits``.
     batch
-        What the model was called with; for the next-token loss its first integer tensor [batch, tokens] is the token ids.
+        The model's arguments. The first integer tensor [batch, tokens] holds the token ids of the next-token loss.
 
     Raises
     ------
     PropcheckError
-        If neither is there: the target has to say what its loss is.
+        If the output has neither: the target needs a loss function.
     """
-    own = _named(output, "loss")
-    if own is None:
-        own = next((one for one in _tensors(output) if one.dim() == 0 and one.is_floating_point()), None)
+    loss = _named(output, "loss")
+    if loss is None:
+        loss = next((tensor for tensor in _tensors(output) if tensor.dim() == 0 and tensor.is_floating_point()), None)
     logits = _named(output, "logits")
     if logits is None:
-        logits = next((one for one in _tensors(output) if one.dim() == 3 and one.is_floating_point()), None)
-    if own is not None:
-        uniform = _uniform(logits, batch)
-        return Loss(own, uniform, None if uniform is None else logits)
-    ids = next((one for one in _tensors(batch) if one.dim() == 2 and not one.is_floating_point()), None)
+        logits = next((tensor for tensor in _tensors(output) if tensor.dim() == 3 and tensor.is_floating_point()), None)
+    if loss is not None:
+        uniform = _uniform_loss(logits, batch)
+        return Loss(loss, uniform, None if uniform is None else logits)
+    ids = next((tensor for tensor in _tensors(batch) if tensor.dim() == 2 and not tensor.is_floating_point()), None)
     if logits is None or ids is None or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         raise PropcheckError(
             "the model returns neither a loss nor logits [batch, tokens, vocabulary] for token ids [batch, tokens], but "
@@ -65,7 +74,7 @@ def default_loss(output: Any, batch: Batch) -> Loss:
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy, in fp32, of each token under the logits of the position before it.
+    """Return the mean cross-entropy, in fp32, of each token given the logits of the position before it.
 
     Parameters
     ----------
@@ -74,7 +83,7 @@ def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> 
     ids
         [batch, tokens].
     mask
-        [batch, tokens], 0 at padding, which is not predicted.
+        [batch, tokens], 0 at padding, which the loss ignores.
     """
     targets = ids[:, 1:].to(torch.long)
     if mask is not None and mask.shape == ids.shape:
@@ -82,13 +91,10 @@ def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None = None) -> 
     return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
 
 
-_IGNORED = -100  # torch's own default
-
-
 def random_direction(output: Any, batch: Batch) -> Tensor:
-    """Return mean(output * u), u ~ N(0, 1), summed over the floating-point tensors of the output that have a gradient.
+    """Return mean(output * u) in fp32, u ~ N(0, 1), summed over the floating-point output tensors that require a gradient.
 
-    For a model without a head. The direction u is the same for every seed. In fp32.
+    A loss for a model without a head. The direction u is the same for every seed.
     """
     del batch
     total: Tensor | None = None
@@ -96,15 +102,15 @@ def random_direction(output: Any, batch: Batch) -> Tensor:
     for value in tree_leaves(tuple(output.values()) if isinstance(output, Mapping) else output):
         if isinstance(value, Tensor) and value.is_floating_point() and value.requires_grad:
             direction = torch.randn(value.shape, generator=generator).to(value.device)
-            part = (value.float() * direction).mean()
-            total = part if total is None else total + part
+            projection = (value.float() * direction).mean()
+            total = projection if total is None else total + projection
     if total is None:
         raise PropcheckError(f"the model returns no floating-point tensor with a gradient, but {_shapes(output)}")
     return total
 
 
-def _uniform(logits: Tensor | None, batch: Batch) -> float | None:
-    """Return ln(classes) where the loss is that of integer ``labels`` or ``targets``, one for each row of the logits."""
+def _uniform_loss(logits: Tensor | None, batch: Batch) -> float | None:
+    """Return ln(classes) if the batch has integer ``labels`` or ``targets``, one per row of the logits."""
     labels = batch.get("labels", batch.get("targets")) if isinstance(batch, Mapping) else None
     if logits is None or not isinstance(labels, Tensor) or labels.is_floating_point() or logits.shape[-1] < 2:
         return None
@@ -115,10 +121,10 @@ def _shapes(output: Any) -> str:
     if isinstance(output, Tensor):
         return f"a {str(output.dtype).removeprefix('torch.')} tensor {list(output.shape)}"
     if isinstance(output, Mapping):
-        named = (f"{key} {list(value.shape) if isinstance(value, Tensor) else ''}".rstrip() for key, value in output.items())
-        return f"a {type(output).__name__} of {', '.join(named)}"
-    parts = ", ".join(_shapes(part) if isinstance(part, Tensor) else type(part).__name__ for part in _parts(output))
-    return f"a {type(output).__name__}" + (f" of {parts}" if parts else "")
+        entries = (f"{key} {list(value.shape) if isinstance(value, Tensor) else ''}".rstrip() for key, value in output.items())
+        return f"a {type(output).__name__} of {', '.join(entries)}"
+    values = ", ".join(_shapes(value) if isinstance(value, Tensor) else type(value).__name__ for value in _values(output))
+    return f"a {type(output).__name__}" + (f" of {values}" if values else "")
 
 
 def _named(output: Any, name: str) -> Tensor | None:
@@ -126,11 +132,11 @@ def _named(output: Any, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [part for part in _parts(values) if isinstance(part, Tensor)]
+def _tensors(output: Any) -> list[Tensor]:
+    return [value for value in _values(output) if isinstance(value, Tensor)]
 
 
-def _parts(values: Any) -> Iterable[Any]:
-    if isinstance(values, Tensor):
-        return [values]
-    return values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple | list) else ()
+def _values(output: Any) -> Iterable[Any]:
+    if isinstance(output, Tensor):
+        return [output]
+    return output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()

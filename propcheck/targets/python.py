@@ -1,29 +1,24 @@
-"""The user's own code as a target: ``package.module:callable``, ``path/to/file.py:callable``, or an object in this process."""
+"""The user's own code as a target: a callable that builds a model, or a model that is built already."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
-import importlib
-import importlib.util
-import sys
-from inspect import Parameter, signature
-from pathlib import Path
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from propcheck.errors import PropcheckError
+from propcheck.targets.importing import check_arguments, import_target
 from propcheck.targets.inputs import token_ids
 from propcheck.targets.precision import PRESETS
-from propcheck.targets.target import Target, Task, names_of
-from propcheck.targets.user_errors import shown
+from propcheck.targets.target import Target, Task
+from propcheck.targets.user_errors import display_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
+    from collections.abc import Mapping
 
     import torch
 
@@ -31,52 +26,50 @@ if TYPE_CHECKING:
     from propcheck.targets.target import Batch
 
 
-def python_task(probe: Probe, what: object = None, args: Mapping[str, Any] | None = None) -> Task:
-    """Return the target that code builds.
+def python_task(probe: Probe, model_or_builder: object = None, args: Mapping[str, Any] | None = None) -> Task:
+    """Return the task of the user's own code.
 
     Parameters
     ----------
     probe
-        Its ``[python]`` section names the code, unless ``what`` is given.
-    what
-        A callable that builds, or a module or ``Target`` that is built already; that one's values are taken as they are, and
-        it is not changed.
+        Its ``[python]`` section names the code, unless ``model_or_builder`` is given.
+    model_or_builder
+        A callable that builds the model; or a built module or ``Target``, whose values are used as they are and which is not
+        changed.
     args
-        Keyword arguments of the callable; default: those of the probe.
+        Keyword arguments of the callable; default: those in the probe.
 
     Raises
     ------
     PropcheckError
-        No such module or attribute, something that cannot be called, or arguments that it does not take.
+        If there is no such module or attribute, it is not callable, or it does not take the arguments.
     """
-    name = shown(probe.python.target)
-    chosen = what if what is not None else _find(probe.python.target)
+    name = display_path(probe.python.target)
+    code = model_or_builder if model_or_builder is not None else import_target(probe.python.target)
     args = dict(probe.python.args if args is None else args)
-    own = probe.precision.preset
-    precision = PRESETS[own] if own is not None else None
-    built = isinstance(chosen, nn.Module | Target)
-    if built:
-        if args:
-            raise PropcheckError(f"{name}: it is built already and takes no arguments ({', '.join(args)})")
-    elif not callable(chosen):
-        raise PropcheckError(f"{name}: must be a callable that returns the model; it is of type {type(chosen).__name__}")
-    else:
-        _check_arguments(chosen, args, name)
+    is_built = isinstance(code, nn.Module | Target)
+    if is_built and args:
+        raise PropcheckError(f"{name}: the model is built already and takes no arguments ({', '.join(args)})")
+    if not is_built:
+        if not callable(code):
+            raise PropcheckError(
+                f"{name}: must be a callable that returns the model, not an object of type {type(code).__name__}"
+            )
+        check_arguments(code, args, name)
+    precision = PRESETS[probe.precision.preset] if probe.precision.preset is not None else None
 
     def build() -> Target:
-        result = chosen if built else chosen(**args)  # type: ignore[operator] # checked above
-        target = result if isinstance(result, Target) else Target(result)  # type: ignore[arg-type] # what record refuses
+        result = code if is_built else code(**args)  # type: ignore[operator] # checked above
+        target = result if isinstance(result, Target) else Target(result)  # type: ignore[arg-type] # checked below
         if not isinstance(target.model, nn.Module):
             raise PropcheckError(
-                f"{name}: must return a torch.nn.Module or a propcheck.Target; it returned something of type "
+                f"{name}: must return a torch.nn.Module or a propcheck.Target, but returned an object of type "
                 f"{type(target.model).__name__}"
             )
-        model = _with_own_places(target.model) if built else target.model
-        if precision is not None and built:
-            _cast(model, precision.parameters)
-        elif precision is not None:
-            model = model.to(precision.parameters)
-        batch = target.batch if precision is None else _in_dtype(target.batch, precision.parameters)
+        model, batch = _copy(target.model) if is_built else target.model, target.batch
+        if precision is not None:
+            dtype = precision.parameters
+            model, batch = _cast_copy(model, dtype) if is_built else model.to(dtype), _cast_batch(batch, dtype)
         return Target(model.train(probe.scan.mode == "train"), batch, target.loss, target.blocks)
 
     return Task(
@@ -84,146 +77,74 @@ def python_task(probe: Probe, what: object = None, args: Mapping[str, Any] | Non
         batch=lambda model, seed: _token_batch(model, probe.inputs, seed),
         autocast=precision.autocast if precision is not None else None,
         loss_scale=precision.loss_scale if precision is not None else 1.0,
-        precision=own,
+        precision=probe.precision.preset,
         source=probe.inputs.source,
     )
 
 
-def _in_dtype(batch: Any, dtype: torch.dtype) -> Any:
-    """Return a batch, or the function that makes it, with its floating-point tensors in the model's dtype."""
+def _cast_batch(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a batch, or the function that makes it, with its floating-point tensors cast to ``dtype``."""
     if not callable(batch):
-        return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, batch)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
     @functools.wraps(batch)
-    def made(*args: Any) -> Any:
-        return _in_dtype(batch(*args), dtype)
+    def cast(*args: Any) -> Any:
+        return _cast_batch(batch(*args), dtype)
 
-    return made
-
-
-def _find(target: str) -> object:
-    """Import what ``target`` names."""
-    place, _, name = target.rpartition(":")
-    module = _load_file(Path(place)) if place.endswith(".py") else _import(place)
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        names = [one for one, value in vars(module).items() if not one.startswith("_") and callable(value)]
-        near = difflib.get_close_matches(name, names, n=1)
-        own = [one for one in names if getattr(vars(module)[one], "__module__", None) == module.__name__]
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own) or 'nothing that can be called'}"
-        raise PropcheckError(f"{shown(place)} has no {name}; {hint}") from None
+    return cast
 
 
-def _import(name: str) -> ModuleType:
-    _importable(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # One that the module itself imports is its own error.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise PropcheckError(
-            f"{name}: no module named {error.name}, neither installed nor in the working directory {Path.cwd()}"
-        ) from None
-    except TypeError as error:  # ".name", which is relative to nothing
-        raise PropcheckError(f"{name}: {error}") from None
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise PropcheckError(f"{shown(str(path))}: no such file")
-    _importable(Path.cwd())
-    _importable(path.parent)
-    path = path.resolve()
-    # Under its own name, so that what it imports finds it, unless that one is somebody else's.
-    name = path.stem
-    known = sys.modules.get(name)
-    if known is not None:
-        if getattr(known, "__file__", None) == str(path):
-            return known
-        name = f"propcheck_target_{name}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _importable(folder: Path) -> None:
-    """Put ``folder`` first on the path, as ``python -m`` does with the working directory."""
-    place = str(folder.resolve())
-    if place not in sys.path:
-        sys.path.insert(0, place)
-
-
-def _check_arguments(function: Callable[..., Any], args: Mapping[str, Any], name: str) -> None:
-    try:
-        takes = signature(function)
-    except ValueError:  # written in C: it has to say it itself
-        return
-    try:
-        takes.bind(**args)
-    except TypeError as error:
-        named = [
-            key for key, one in takes.parameters.items() if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        ]
-        unknown = next((key for key in args if key not in named), None)
-        near = difflib.get_close_matches(unknown, named, n=1) if unknown else []
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise PropcheckError(f"{name} takes ({names_of(function)}): {error}{hint}; --arg KEY=VALUE gives one") from None
-
-
-def _with_own_places(model: nn.Module) -> nn.Module:
-    """Return a copy of ``model`` for the scan to change: its parameters share memory, and have gradients of their own."""
+def _copy(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` that the scan may change: parameters share memory but have their own gradients."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
         vars(memo[id(parameter)]).update(vars(parameter))
-    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    for tensor in (*model.buffers(), *plain):
-        memo.setdefault(id(tensor), tensor.detach().clone())  # a forward pass may count or average in them
+    attributes = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in (*model.buffers(), *attributes):
+        memo.setdefault(id(tensor), tensor.detach().clone())  # a forward pass may write to them
     return copy.deepcopy(model, memo)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Do as ``model.to(dtype)``, with new parameters in the places of those of another dtype, which may be shared."""
-    cast: dict[int, Any] = {}
+def _cast_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast as ``model.to(dtype)`` does, but with new parameters: those of the copy share memory with the user's model."""
+    casts: dict[int, Any] = {}
 
-    def of(tensor: Tensor) -> Any:
+    def cast(tensor: Tensor) -> Any:
         if not tensor.is_floating_point() or tensor.dtype == dtype:
             return tensor
-        if id(tensor) not in cast:
+        if id(tensor) not in casts:
             value = tensor.detach().to(dtype)
-            cast[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
-        return cast[id(tensor)]
+            casts[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+        return casts[id(tensor)]
 
     for module in model.modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            setattr(module, name, of(tensor))
+            setattr(module, name, cast(tensor))
+    return model
 
 
 def _token_batch(model: nn.Module, inputs: InputsConfig, seed: int) -> Batch:
-    """Return token ids for ``model``; with the ids that follow them where its forward has ``targets`` for those."""
+    """Return token ids ``[batch, tokens]``, with the next token of each if ``model.forward`` takes targets or labels."""
     vocabulary = inputs.vocabulary or _vocabulary(model)
     names = list(signature(model.forward).parameters)
-    if "targets" not in names[1:]:
+    filled = next((name for name in ("targets", "labels") if name in names[1:]), None)
+    if filled is None or (filled == "labels" and _shifts_labels(model)):
         return token_ids(inputs, vocabulary, seed)
     ids = token_ids(inputs.model_copy(update={"tokens": inputs.tokens + 1}), vocabulary, seed)
-    return {names[0]: ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
+    return {names[0]: ids[:, :-1].contiguous(), filled: ids[:, 1:].contiguous()}
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether ``model`` comes from transformers, whose models shift ``labels`` by one token themselves."""
+    return any(base.__module__.partition(".")[0] == "transformers" for base in type(model).__mro__)
 
 
 def _vocabulary(model: nn.Module) -> int:
     rows = next((module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), None)
     if rows is None:
         raise PropcheckError(
-            f"{type(model).__name__} has no nn.Embedding, so token ids are no guess at what it takes; return "
-            "propcheck.Target(model, batch=...), or give --set inputs.vocabulary=N"
+            f"{type(model).__name__} has no nn.Embedding, so it is unlikely to take token ids; return "
+            "propcheck.Target(model, batch=...), or use --set inputs.vocabulary=N"
         )
     return rows

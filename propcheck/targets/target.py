@@ -1,4 +1,4 @@
-"""What a scan runs: a model, what to feed it, and what its loss is."""
+"""The unit that a scan runs: a model with its batch and loss (``Target``), and how to build it (``Task``)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# What a model is called with: one tensor, positional arguments, or keyword arguments; values of any nesting of tensors.
+# The arguments of a model: one tensor, positional arguments, or keyword arguments; each value any nesting of tensors.
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model with what its scan needs beside it. The code that is scanned returns one, or the model alone.
+    """A model with its batch and loss. The scanned code returns a target, or the model alone.
 
     Attributes
     ----------
@@ -33,12 +33,13 @@ class Target:
         Initialised as for training.
     batch
         What the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments, or a function
-        that returns one of these; it may take the seed. None: token ids ``[batch, tokens]`` as the probe's inputs say.
+        that returns one of these; it may take the seed. None: token ids ``[batch, tokens]`` as set by
+        the probe's inputs, with the next token of each if ``forward`` also takes ``targets`` or ``labels``.
     loss
-        Returns the scalar loss from the model's output and the batch. None: the loss that the model itself returns, else the
-        next-token loss of logits ``[batch, tokens, vocabulary]``.
+        Function of the model's output and the batch that returns the scalar loss. None: the loss that the model returns, else
+        the next-token loss of its logits ``[batch, tokens, vocabulary]``.
     blocks
-        Names of the modules that are the blocks, in order, or one name of a container of them. None: they are found.
+        Names of the block modules, in order, or the name of a container of them. None: blocks are detected.
     """
 
     model: nn.Module
@@ -49,26 +50,26 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A target before it is built, with the settings that the probe adds.
+    """How to build and run a target, with the settings from the probe.
 
     Attributes
     ----------
     build
-        Constructs and initialises the target; run under fake tensors.
+        Function that constructs and initialises the target; called under fake tensors.
     batch
-        The token ids for a model and a seed, where the target brings no batch of its own.
+        Function of the model and the seed that returns token ids, for a target without a batch.
     autocast
-        The dtype of products, when parameters have another.
+        Dtype of matrix products, if it differs from that of the parameters.
     loss_scale
-        What the loss is multiplied by before the backward pass, and gradients divided by after it.
+        Factor on the loss in the backward pass; the gradients are divided by it.
     precision
-        What the run says of the precision; None: what the dtypes of the parameters say.
+        Name of the precision in the run; None: derived from the dtypes of the parameters.
     source
-        What the run says of the inputs, where the target brings no batch of its own: ``zipf`` and its like for token ids.
+        Name of the inputs in the run, for a target without a batch, such as ``zipf``.
     notes
-        Sentences for the user about what was chosen.
+        Notes for the user on choices that were made for the target.
     around
-        Entered for as long as the target is built and run.
+        Returns a context manager that is active while the target is built and run.
     """
 
     build: Callable[[], Target]
@@ -82,7 +83,13 @@ class Task:
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """Call ``model`` with ``batch``; ``PropcheckError`` where its forward does not take that."""
+    """Call ``model`` with ``batch``.
+
+    Raises
+    ------
+    PropcheckError
+        If the model's forward does not take these arguments.
+    """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(batch, Mapping):
@@ -93,13 +100,13 @@ def call(model: nn.Module, batch: Batch) -> Any:
         signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise PropcheckError(
-            f"{type(model).__name__}.forward takes ({names_of(model.forward)}), and the batch gives "
+            f"{type(model).__name__}.forward takes ({parameter_list(model.forward)}), but the batch has "
             f"{', '.join(kwargs) or count(len(args), 'argument')}: {error}; return propcheck.Target(model, batch=...)"
         ) from None
     return model(*args, **kwargs)
 
 
-def names_of(function: Callable[..., Any]) -> str:
-    """Return the parameters of ``function`` as it is called: ``width, layers=4, *args``."""
-    words = [str(one.replace(annotation=Parameter.empty)) for one in signature(function).parameters.values()]
-    return ", ".join(words if len(words) <= 12 else [*words[:12], "..."])
+def parameter_list(function: Callable[..., Any]) -> str:
+    """Return the parameters of ``function`` without annotations, at most 12: ``width, layers=4, *args``."""
+    parameters = [str(parameter.replace(annotation=Parameter.empty)) for parameter in signature(function).parameters.values()]
+    return ", ".join(parameters if len(parameters) <= 12 else [*parameters[:12], "..."])

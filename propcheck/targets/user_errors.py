@@ -1,4 +1,4 @@
-"""Whose error it is: one that the scanned code raised is shown with its file and line, not with ours or torch's."""
+"""Attribute an exception to the scanned code, and show it with the file and line of that code."""
 
 from __future__ import annotations
 
@@ -9,51 +9,63 @@ from pathlib import Path
 
 import torch
 
-import propcheck
 from propcheck.errors import PropcheckError
 
-_OURS = str(Path(propcheck.__file__).parent) + os.sep
+_PROPCHECK = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class TargetError(PropcheckError):
-    """An exception that the scanned code raised; its cause is the exception itself."""
+    """An exception that the scanned code raised; its cause is that exception."""
 
 
 def target_error(error: BaseException, target: str) -> TargetError | None:
-    """Return an error of the scanned code as one line that names its place; None if the fault is propcheck's.
+    """Return an exception of the scanned code as one line with its file and line; None if propcheck itself failed.
 
     Parameters
     ----------
     error
-        What was raised while the code was imported, built or run.
+        The exception that was raised while the code was imported, built or run.
     target
-        What the user named, where no line of theirs was running: in the backward pass.
+        The target as the user named it, for an exception outside the user's lines: in the backward pass.
     """
-    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_OURS):
-        return TargetError(f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}")
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_PROPCHECK):
+        return TargetError(f"{display_path(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}")
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or (frames[-1].filename.startswith(_OURS) and not _hands_on(frames[-1])):
+    if not frames or (_is_propcheck(frames[-1]) and not _calls_target(frames[-1])):
         return None
-    theirs = [one for one in frames if not one.filename.startswith((_OURS, _TORCH, "<"))]
-    theirs = [one for one in theirs if "site-packages" in one.filename or not one.filename.startswith(_STANDARD)]
-    # In the user's own files, if any: what they call of an installed package says less about what to change.
-    own = [one for one in theirs if "site-packages" not in one.filename] or theirs
-    # The frames above ours are the caller's of propcheck.scan, not the target's.
-    first = next((index for index, one in enumerate(frames) if one.filename.startswith(_OURS)), 0)
-    inside = [one for one in own if one in frames[first:]]
-    place = f"{shown(inside[-1].filename)}:{inside[-1].lineno}" if inside else target
+    # Frames before the first of propcheck belong to the caller of propcheck.scan.
+    first = next((index for index, frame in enumerate(frames) if _is_propcheck(frame)), 0)
+    target_frames = [frame for frame in frames[first:] if _is_target(frame)]
+    # Name the user's own files if possible: a line of an installed package says less about what to change.
+    user_frames = [frame for frame in target_frames if not _is_installed(frame)] or target_frames
+    place = f"{display_path(user_frames[-1].filename)}:{user_frames[-1].lineno}" if user_frames else target
     text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     return TargetError(f"{place}: {' '.join(text.split())}")
 
 
-def _hands_on(frame: traceback.FrameSummary) -> bool:
-    """Whether a line of ours only hands a call on: to the model, to what a mode intercepted, or to the backward pass."""
+def _is_propcheck(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_PROPCHECK)
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    return "site-packages" in frame.filename
+
+
+def _is_target(frame: traceback.FrameSummary) -> bool:
+    """Return whether the frame is of the user's code or of a package other than torch and the standard library."""
+    if frame.filename.startswith((_PROPCHECK, _TORCH, "<")):
+        return False
+    return _is_installed(frame) or not frame.filename.startswith(_STANDARD_LIBRARY)
+
+
+def _calls_target(frame: traceback.FrameSummary) -> bool:
+    """Return whether a line of propcheck only forwards a call: to the model, an intercepted function or the backward pass."""
     return any(mark in (frame.line or "") for mark in ("(*args", "(**args", ".backward(", "exec_module"))
 
 
-def shown(filename: str) -> str:
-    """Return a file's name as seen from the working directory, whole if it lies elsewhere."""
+def display_path(filename: str) -> str:
+    """Return a path relative to the working directory; unchanged if it lies elsewhere."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

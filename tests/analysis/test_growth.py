@@ -7,8 +7,9 @@ import random
 import pytest
 from synthetic import additive, factors, post_norm, qwen, run_of, with_gradient
 
-from propcheck.analysis.growth import gradient_growth, stream_growth
+from propcheck.analysis.growth import describe, gradient_growth, growths, stream_growth, with_growth
 from propcheck.analysis.profile import profile
+from propcheck.records.store import read_run, write_run
 
 
 def both(records):
@@ -68,8 +69,8 @@ def test_additions_to_a_large_embedding_are_no_exponential():
 @pytest.mark.parametrize("offset", [2, 4, 20])
 def test_an_offset_is_told_as_it_is(blocks, offset):
     stream, gradient = both(shaped(blocks, lambda depth: (depth + offset) ** 0.5, lambda depth: 1 / (depth + offset)))
-    assert stream.described("block").startswith(f"as (depth + {offset})^0.50, a power law, over")
-    assert gradient.described("block").startswith(f"as (depth + {offset})^-1.00, a power law, over")
+    assert describe(stream, "block").startswith(f"as (depth + {offset})^0.50, a power law, over")
+    assert describe(gradient, "block").startswith(f"as (depth + {offset})^-1.00, a power law, over")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,7 +80,7 @@ def test_an_offset_that_noise_hides_is_not_told(seed):
     stream, _ = both(shaped(64, lambda depth: (depth + 20) ** 0.5 * draw.lognormvariate(0, 0.003)))
     assert (stream.law, stream.offset) == ("power", None)
     assert 0.23 < stream.exponent < 0.38
-    assert stream.described("block") == f"as depth^{stream.exponent:.2f} on average, a power law, over blocks 16 to 63"
+    assert describe(stream, "block") == f"as depth^{stream.exponent:.2f} on average, a power law, over blocks 16 to 63"
 
 
 def test_a_stream_that_hardly_changes_is_flat():
@@ -105,7 +106,7 @@ def test_what_noise_hides_is_told_as_either():
     # Over blocks 2 to 7, 1.05^depth and the nearest power law differ by less than one percent up and down.
     stream, _ = both(shaped(8, lambda depth: 1.05**depth * (1.01 if depth % 2 else 0.99)))
     assert stream.law == "either"
-    assert stream.described("block") == "as a power law or an exponential, too short to tell, over blocks 2 to 7"
+    assert describe(stream, "block") == "as a power law or an exponential (too few blocks to tell), over blocks 2 to 7"
     assert stream.rate == pytest.approx(1.05, abs=0.01)
 
 
@@ -131,7 +132,7 @@ def test_the_stock_qwen_is_sqrt_forward_and_one_over_depth_backward():
     assert (stream.law, gradient.law) == ("power", "power")
     assert stream.exponent == pytest.approx(0.5, abs=0.01)
     assert gradient.exponent == pytest.approx(-1, abs=0.03)
-    assert stream.described("block") == "as depth^0.50, a power law, over blocks 16 to 63"
+    assert describe(stream, "block") == "as depth^0.50, a power law, over blocks 16 to 63"
 
 
 def test_a_step_beyond_all_floats_is_infinite_and_no_error():
@@ -144,3 +145,12 @@ def test_values_that_have_no_logarithm_are_left_out():
     stream, _ = both(records)
     assert stream.law == "power"
     assert stream.exponent == pytest.approx(0.5)
+
+
+def test_the_growth_of_a_run_is_computed_once_and_stored(tmp_path):
+    run = with_growth(run_of(additive(8)))
+    assert run.growth == growths(run_of(additive(8)))
+    assert with_growth(run) is run
+    write_run(run, tmp_path)
+    assert read_run(tmp_path).growth == run.growth
+    assert [growth.site for growth in run.growth] == [0]

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from synthetic import additive, run_of, site
+from synthetic import additive, qwen, run_of, site
 
-from propcheck.analysis.profile import additions, streams
+from propcheck.analysis.profile import additions, profile, streams
 
 
 def parallel(blocks, *, first=0, begins=None):
@@ -50,3 +50,13 @@ def test_two_streams_stay_apart_in_every_seed():
     run = run_of(records, seeds=(0, 1))
     assert numbers(stream.sites for stream in streams(run)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [record.seed for record in streams(run, 1)[1].sites] == [1] * 4
+
+
+def test_a_profile_is_computed_once_per_run_and_anew_for_a_copy():
+    run = run_of(qwen())
+    assert profile(run) is profile(run)
+    assert streams(run, 0) is streams(run, 0)
+    copy = dataclasses.replace(run, sites=run.sites[:4])
+    assert len(profile(copy).sites) == 4
+    assert copy != run
+    assert run == run_of(qwen())

@@ -7,7 +7,8 @@ from synthetic import run_of, site
 
 from propcheck.analysis.variants import comparable, measured_note, settings_note
 from propcheck.cli import app as cli
-from propcheck.config.probe import differences, load_probe
+from propcheck.config.fingerprint import differences
+from propcheck.config.probe import load_probe
 from propcheck.errors import PropcheckError
 from propcheck.records import Finding
 from propcheck.records.store import read_run

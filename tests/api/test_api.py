@@ -160,7 +160,7 @@ def test_rules_are_selected_and_ignored():
     ("target", "options", "said"),
     [
         ("tin", {}, "tin: no such file or bundled probe"),
-        ("tiny", {"args": {"a": 1}}, "args['a']: arguments are for package.module:callable"),
+        ("tiny", {"args": {"a": 1}}, "args['a']: arguments apply to package.module:callable"),
         ("tiny", {"set": {"model.layer": 1}}, "set['model.layer']: unknown key model.layer"),
         ("tiny", {"precision": "bf17"}, 'precision: precision.preset = "bf17" must be one of'),
         ("tiny", {"tokens": 1}, "tokens: inputs.tokens = 1 must be an integer >= 2"),
@@ -171,8 +171,8 @@ def test_rules_are_selected_and_ignored():
             {"args": {"layer": 1}},
             "Model takes (layers=2, width=16, std=1.0): got an unexpected keyword argument 'layer'",
         ),
-        (3, {}, "must be a callable that returns the model; it is of type int"),
-        (lambda: 3, {}, "must return a torch.nn.Module or a propcheck.Target; it returned something of type int"),
+        (3, {}, "must be a callable that returns the model, not an object of type int"),
+        (lambda: 3, {}, "must return a torch.nn.Module or a propcheck.Target, but returned an object of type int"),
     ],
 )
 def test_what_the_command_line_refuses_is_an_error(target, options, said):

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import propcheck.api.scanning
-from propcheck.api.sweep import plan
+import propcheck.api.measurement
+from propcheck.api.options import keyword_options
+from propcheck.api.sweep import sweep_request
 from propcheck.cli.app import run
-from propcheck.cli.options import ScanOptions
-from propcheck.config.grid import grid, read_axes
-from propcheck.config.pyproject import ToolSettings
+from propcheck.config.grid import read_axes
 from propcheck.errors import PropcheckError
 from propcheck.records.store import read_run
 
@@ -73,21 +72,21 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def scanned(monkeypatch):
     """The layers of each model that is scanned from here on; ``stop`` says which scan raises what instead, once."""
-    real = propcheck.api.scanning.scan
+    real = propcheck.api.measurement.measure
 
     class Scanned(list):
         stop: tuple[int, type[BaseException]] | None = None
 
     seen = Scanned()
 
-    def scan(probe, **options):
+    def measure(request):
         if seen.stop is not None and len(seen) == seen.stop[0]:
             error, seen.stop = seen.stop[1], None
             raise error
-        seen.append(probe.model.layers)
-        return real(probe, **options)
+        seen.append(request.probe.model.layers)
+        return real(request)
 
-    monkeypatch.setattr(propcheck.api.scanning, "scan", scan)
+    monkeypatch.setattr(propcheck.api.measurement, "measure", measure)
     return seen
 
 
@@ -167,7 +166,7 @@ def test_code_that_raises_for_one_value_fails_that_cell_alone(capsys):
     assert read_run(Path("reports/code-build-sweep/layers=4,heads=4")).model.blocks == 4
 
 
-@pytest.mark.parametrize(("error", "reason"), [(MemoryError, "out of memory"), (ZeroDivisionError, "a fault of propcheck's")])
+@pytest.mark.parametrize(("error", "reason"), [(MemoryError, "out of memory"), (ZeroDivisionError, "a bug in propcheck")])
 @pytest.mark.usefixtures("folder")
 def test_whatever_ends_one_scan_the_rest_goes_on(error, reason, capsys, scanned):
     scanned.stop = (1, error)
@@ -273,7 +272,7 @@ def test_a_cell_that_fails_leaves_no_run_of_other_settings_behind(capsys):
     Path("code.py").write_text(CODE.replace("if 32 % heads", "if layers == 2"))
     assert sweep("code.py:build", "--vary", "python.args.layers=2,4") == 1
     assert "1 scanned, 0 done before, 1 failed" in capsys.readouterr().out
-    with pytest.raises(PropcheckError, match="not a finished propcheck run"):
+    with pytest.raises(PropcheckError, match="not a complete propcheck run"):
         read_run(Path("reports/code-build-sweep/layers=2"))
 
 
@@ -345,12 +344,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_scan(capsys,
 
 @pytest.mark.usefixtures("folder")
 def test_all_cells_are_checked_before_the_first_scan():
-    cells = grid(read_axes(["model.layers=2,0,4"]))
-    planned = plan("small.toml", cells, ScanOptions(batch=3), ToolSettings())
-    assert [one.request and (one.request.probe.model.layers, one.request.probe.inputs.batch) for one in planned] == [
+    cells = sweep_request("small.toml", read_axes(["model.layers=2,0,4"]), keyword_options({"batch": 3})).cells
+    assert [cell.request and (cell.request.probe.model.layers, cell.request.probe.inputs.batch) for cell in cells] == [
         (2, 3),
         None,
         (4, 3),
     ]
-    assert planned[1].refused == "--vary model.layers=0: model.layers = 0 must be an integer >= 1 and <= 10000"
+    assert cells[1].refusal == "--vary model.layers=0: model.layers = 0 must be an integer >= 1 and <= 10000"
     assert not Path("reports").exists()

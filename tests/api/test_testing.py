@@ -15,7 +15,7 @@ from torch import nn
 
 import propcheck
 from propcheck import rules
-from propcheck.api.scan import Run
+from propcheck.api.run import Run
 from propcheck.errors import PropcheckError
 from propcheck.records.baseline import read_baseline
 from propcheck.testing import UPDATE, assert_healthy
@@ -141,11 +141,13 @@ def test_a_change_fails_with_the_place_where_it_starts(tmp_path, writing):
     with pytest.raises(AssertionError) as failed:
         assert_healthy(build, place, tokens=8)
     text = str(failed.value)
-    assert ": not as its baseline was\n" in text
+    assert ": differs from its baseline\n" in text
     assert "error gate-stream " in text
     assert "The change starts at blocks.1." in " ".join(text.split())
     assert "blocks.1" in text
-    assert text.endswith("From a test, PROPCHECK_UPDATE_BASELINE=1 in the environment does what --update-baseline does.")
+    assert text.endswith(
+        "If the change is intended, run this test once with PROPCHECK_UPDATE_BASELINE=1 to update the baseline."
+    )
     assert_healthy(build, place, tolerance="300%", tokens=8)
     writing(build, place, tokens=8)
     assert_healthy(build, place, tokens=8)
@@ -159,7 +161,7 @@ def test_what_the_baseline_has_is_known_and_what_it_has_not_fails_at_every_level
     assert assert_healthy(run, place) is run
     with pytest.raises(AssertionError, match="at or above error") as failed:
         assert_healthy(run, place, fail_level="error")
-    assert "not as its baseline" not in str(failed.value)
+    assert "differs from its baseline" not in str(failed.value)
     Run(dataclasses.replace(run.record, findings=())).save_baseline(place)
     for level in (None, "never"):
         with pytest.raises(AssertionError, match=r"error gate-findings .*\n  New error PC"):
@@ -185,7 +187,7 @@ def test_a_baseline_of_another_kind_is_refused_with_the_difference_and_the_way_o
         with pytest.raises(PropcheckError) as refused:
             assert_healthy(Model, place, **options)
         assert said in str(refused.value)
-        assert str(refused.value).endswith("(PROPCHECK_UPDATE_BASELINE=1 writes it from a test)")
+        assert str(refused.value).endswith("(from a test: PROPCHECK_UPDATE_BASELINE=1)")
         assert "\n" not in str(refused.value)
 
 
@@ -198,8 +200,8 @@ def test_a_run_with_a_nan_becomes_no_baseline(tmp_path, writing):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tolerance": "5%"}, "tolerance = '5%': is for a baseline, and none is given"),
-        ({"tokens": 8, "seeds": 1}, "tokens, seeds: nothing is scanned here, since the target is a run"),
+        ({"tolerance": "5%"}, "tolerance = '5%': needs a baseline"),
+        ({"tokens": 8, "seeds": 1}, "tokens, seeds: no effect, since the target is a run and nothing is scanned"),
         ({"fail_level": "warn"}, "fail_level = 'warn': must be one of error, warning, note, never"),
     ],
 )
@@ -214,7 +216,7 @@ def test_pytest_shows_the_line_of_the_test_and_the_table_alone(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import dataclasses\n"
         "from synthetic import additive, parameter, run_of\n"
-        "from propcheck.api.scan import Run\n"
+        "from propcheck.api.run import Run\n"
         "from propcheck.testing import assert_healthy\n"
         "def test_it():\n"
         "    run = run_of(additive(2), [parameter('w')])\n"
@@ -228,10 +230,10 @@ def test_pytest_shows_the_line_of_the_test_and_the_table_alone(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(Path(__file__).parent), "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}", "PATH": "", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "testing.py" not in done.stdout
-    assert "E       AssertionError: synthetic: not as its baseline was\n" in done.stdout
+    assert "E       AssertionError: synthetic: differs from its baseline\n" in done.stdout
     assert "error gate-loss " in done.stdout
     assert "Gate failed: 1 of " in done.stdout

@@ -11,12 +11,10 @@ import os
 import resource
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
-import propcheck
 import propcheck.rules
 from propcheck.cli.app import run
 from propcheck.records import EngineInfo, Finding, InputInfo, LossInfo, ModelInfo, Place, Run, SiteRecord
@@ -50,22 +48,23 @@ RUN = Run(
 
 
 class Scanner:
-    """Stands in for propcheck.api.scanning.scan and propcheck.rules.judge; remembers what it was asked."""
+    """Stands in for propcheck.api.measurement.measure and propcheck.rules.judge; remembers what it was asked."""
 
     findings: tuple[Finding, ...] = ()
     raises: BaseException | None = None
     probe = None
-    options: dict[str, object]
+    request = None
     judged: dict[str, object]
+    measured = RUN
 
-    def scan(self, probe, **options):
-        self.probe, self.options = probe, options
+    def measure(self, request):
+        self.probe, self.request = request.probe, request
         if self.raises is not None:
             raise self.raises
-        return RUN
+        return self.measured
 
     def judge(self, run, **options):
-        assert run is RUN
+        assert run is self.measured
         self.judged = options
         return self.findings
 
@@ -74,10 +73,7 @@ class Scanner:
 def scanner(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = Scanner()
-    module = types.ModuleType("propcheck.api.scanning")
-    module.scan = stand_in.scan
-    monkeypatch.setitem(sys.modules, "propcheck.api.scanning", module)
-    monkeypatch.setattr(propcheck, "scanning", module, raising=False)
+    monkeypatch.setattr("propcheck.api.measurement.measure", stand_in.measure)
     monkeypatch.setattr(propcheck.rules, "judge", stand_in.judge)
     return stand_in
 
@@ -90,8 +86,8 @@ def test_a_scan_writes_its_run_and_prints_the_table(scanner, capsys):
     assert "2 sites" in out
     assert "reports/tiny" in out
     assert err == ""
-    assert scanner.options["command"] == "propcheck scan tiny"
-    assert scanner.options["target"] == "tiny"
+    assert scanner.request.command == "propcheck scan tiny"
+    assert scanner.request.target == "tiny"
 
 
 def test_json_is_all_that_stdout_carries(scanner, capsys):
@@ -106,11 +102,8 @@ def test_json_is_all_that_stdout_carries(scanner, capsys):
     assert not list(Path("here").glob("*.png"))
 
 
-def test_notes_are_on_stderr_where_the_table_is_not_on_a_terminal(scanner, capsys, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["propcheck.api.scanning"], "scan", lambda *_, **__: dataclasses.replace(RUN, notes=("It is so.",))
-    )
-    monkeypatch.setattr(propcheck.rules, "judge", lambda *_, **__: ())
+def test_notes_are_on_stderr_where_the_table_is_not_on_a_terminal(scanner, capsys):
+    scanner.measured = dataclasses.replace(RUN, notes=("It is so.",))
     assert run(["scan", "tiny", "--no-plots", "--output-format", "json"]) == 0
     assert capsys.readouterr().err.startswith("propcheck: It is so.\n")
     assert run(["scan", "tiny", "--no-plots"]) == 0
@@ -133,7 +126,7 @@ def test_arguments_of_the_callable_are_toml_values_or_plain_words(scanner):
 def test_quiet_leaves_stderr_empty(scanner, capsys):
     assert run(["scan", "tiny", "--quiet", "--no-plots", "--output-format", "json"]) == 0
     assert capsys.readouterr().err == ""
-    assert scanner.options["progress"] is None
+    assert scanner.request.progress is None
 
 
 def test_the_progress_bar_is_silent_when_stderr_is_no_terminal(scanner, capsys):
@@ -218,7 +211,7 @@ def test_pictures_of_an_earlier_run_do_not_stay_beside_a_new_one(tmp_path):
 @pytest.mark.usefixtures("scanner")
 def test_a_threshold_for_a_rule_that_has_none_is_refused(capsys):
     assert run(["scan", "tiny", "--set", "rules.PC209.threshold=5"]) == 2
-    assert capsys.readouterr().err == "propcheck: rules.PC209.threshold: PC209 always judges at 0; drop the key\n"
+    assert capsys.readouterr().err == "propcheck: rules.PC209.threshold: PC209 has no threshold; remove the key\n"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +223,7 @@ def test_a_threshold_for_a_rule_that_has_none_is_refused(capsys):
         ("PC202.threshold=0", " = 0 must be above 1 (factor by which the average block's decay compounds over the depth)"),
         ("PC204.threshold=0", " = 0 must be above 0 (update_rms / stream_rms)"),
         ("PC207.threshold=-1", " = -1 must be above 0 (fraction of the update's non-zero elements"),
-        ("PC502.threshold=5", ": PC502 always judges at 0; drop the key"),
+        ("PC502.threshold=5", ": PC502 has no threshold; remove the key"),
     ],
 )
 def test_a_threshold_that_cannot_be_judged_by_is_refused_before_the_scan(scanner, capsys, key, said):
@@ -274,10 +267,10 @@ def test_pyproject_gives_defaults_that_options_and_the_probe_overrule(scanner, t
     scanner.findings = (finding("note"),)
     assert run(["scan", "tiny", "--no-plots", "--memory", "1GiB"]) == 1
     assert (scanner.probe.scan.seeds, scanner.probe.scan.memory) == ((5,), "1GiB")
-    assert scanner.options["threads"] == 3
+    assert scanner.request.threads == 3
     assert (tmp_path / "runs/x/run.json").exists()
     assert run(["scan", "tiny", "--no-plots", "--fail-level", "error", "--out", "y", "--threads", "1"]) == 0
-    assert scanner.options["threads"] == 1
+    assert scanner.request.threads == 1
     assert (tmp_path / "y/run.json").exists()
     assert run(["scan", "qwen3.8-27b", "--no-plots"]) == 1
     assert scanner.probe.scan.seeds == (0,)  # the file says so
@@ -320,7 +313,7 @@ def test_a_wrong_pyproject_is_named(tmp_path, capsys, table, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "no command; propcheck --help lists them"),
+        ("", "missing command; propcheck --help lists them"),
         ("scna tiny", "scna"),
         ("scan", "argument"),
         ("scan tiny --foo", "--foo"),
@@ -328,17 +321,17 @@ def test_a_wrong_pyproject_is_named(tmp_path, capsys, table, said):
         ("scan tiny --tokens x", "--tokens"),
         ("scan tiny --tokens 1", "--tokens: inputs.tokens = 1 must be an integer >= 2"),
         ("scan tiny --precision bf17", "bf17"),
-        ("scan tiny --seeds 1,x", "--seeds 1,x: must be whole numbers, as in 0,1 or 0..4"),
+        ("scan tiny --seeds 1,x", "--seeds 1,x: must be integers, e.g. 0,1 or 0..4"),
         ("scan tiny --seeds 3..1", "--seeds: scan.seeds = [] must be a list of at least one"),
         ("scan tiny --seeds 0..99999999999", "--seeds 0..99999999999: 0..99999999999 is more than 10000 seeds"),
         ("scan tiny --threads 100000", "--threads"),
         ("scan tiny --memory 5", '--memory: scan.memory = "5": must be "auto" or a size with its unit'),
         ("scan tin", "tin: no such file or bundled probe; did you mean tiny?"),
-        ("scan tiny --arg width=3", "--arg width=3: arguments are for package.module:callable or path/to/file.py:callable"),
+        ("scan tiny --arg width=3", "--arg width=3: arguments apply to package.module:callable or path/to/file.py:callable"),
         ("scan a.py:f --arg width", "--arg width: must be key=value, as in width=64"),
         ("scan a.py:f --arg a.b=1", "--arg a.b=1: must be key=value, as in width=64"),
         ("scan a.py:f --arg width=[a]", '--arg width=[a]: [a] is not a TOML value; strings in a list need quotes: ["a"]'),
-        ("scan gpt2 --tokens 2000", "--tokens: inputs.tokens = 2000 is more than the model's model.positions = 1024"),
+        ("scan gpt2 --tokens 2000", "--tokens: inputs.tokens = 2000 exceeds model.positions = 1024"),
         ("scan tiny --set a\nb", "must be key=value"),
         ("scan tiny --output-format xml", "xml"),
     ],
@@ -378,7 +371,7 @@ def test_an_unforeseen_error_is_one_line_unless_debugged(scanner, capsys):
     scanner.raises = ZeroDivisionError("division\nby zero")
     assert run(["scan", "tiny"]) == 2
     said = "propcheck: ZeroDivisionError: division by zero"
-    assert capsys.readouterr().err == f"{said} (a fault of propcheck's; --debug shows where)\n"
+    assert capsys.readouterr().err == f"{said} (a bug in propcheck; --debug shows the traceback)\n"
     assert run(["scan", "tiny", "--debug"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err

@@ -16,9 +16,9 @@ import pytest
 from synthetic import additive, factors, parameter, run_of
 
 from propcheck import rules
+from propcheck.api.scan import measure_and_judge
 from propcheck.cli.app import run
 from propcheck.cli.output import FORMATS
-from propcheck.cli.running import run_scan
 from propcheck.records.baseline import write_baseline
 from propcheck.records.store import read_run, write_run
 
@@ -36,7 +36,7 @@ def made(name, sites, **changes):
 def runs(tmp_path, monkeypatch):
     """Three runs: before; after, whose mlp writes twice as much from block 2 on; grown, which explodes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", pytest.fail)  # what is stored is not scanned
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", pytest.fail)  # what is stored is not scanned
     made("before", additive(4))
     louder = [
         dataclasses.replace(site, update_rms=2 * site.update_rms) if site.block >= 2 and site.sublayer == "mlp" else site
@@ -97,7 +97,7 @@ def test_the_tolerance_says_from_where_on_a_number_counts(capsys):
 
 
 def test_files_of_a_run_and_baselines_stand_for_it(capsys):
-    write_baseline(read_run(Path("after")), Path("b/after.parquet"))
+    write_baseline(read_run(Path("after")), Path("b/after.parquet"), "")
     for second in ("after/sublayers.parquet", "after/parameters.parquet", "b/after.parquet"):
         shown = document(capsys, "before/norms.parquet", second)
         assert shown["contrasts"][0]["start"]["site"] == 5
@@ -197,17 +197,17 @@ def test_what_is_not_finite_is_compared_and_is_strict_json(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["before"], "before: a comparison takes two runs or more"),
+        (["before"], "before: needs two or more runs to compare"),
         (["before", "no"], "no: no such file or bundled probe"),
         (["before", "no.parquet"], "no.parquet: no such baseline"),
         (["before", "empty.parquet"], "empty.parquet: empty"),
         (["before", "newer"], "newer propcheck (schema 2"),
         (["before", "after", "--tolerance", "nan"], "--tolerance nan: must be 0 or more, and finite"),
         (["before", "after", "--detail", "site"], "'site' is not one of"),
-        (["before", "after", "--seeds", "0..4"], "--seeds: nothing is scanned here"),
-        (["before", "after", "--output", "a.html"], ".html is no format"),
+        (["before", "after", "--seeds", "0..4"], "--seeds: no effect, since every side is a run"),
+        (["before", "after", "--output", "a.html"], "unknown suffix .html"),
         (["before", "after", "--out", "file/here"], "file is not a directory"),
-        (["before", "after", "--out", "here", "--no-plots"], "--out here: nothing is written there"),
+        (["before", "after", "--out", "here", "--no-plots"], "--out here: nothing to write"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, said, compare):
@@ -226,7 +226,7 @@ SMALL = ["--set=model.layers=2", "--set=model.width=32", "--set=model.vocabulary
 
 
 def test_targets_are_scanned_and_kept_and_what_they_set_apart_is_named(capsys, monkeypatch):
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", run_scan)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", measure_and_judge)
     Path("wide.toml").write_text('base = "tiny"\n[init]\nstd = 0.5\n')
     assert run(["compare", "tiny", "wide.toml", *SMALL, "--out", "here", "-q"]) == 0
     out, err = capsys.readouterr()
@@ -234,7 +234,7 @@ def test_targets_are_scanned_and_kept_and_what_they_set_apart_is_named(capsys, m
     assert "init.std = 0.5" in " ".join(out.split())
     assert {path.name for path in Path("here").iterdir()} == {"1-tiny", "2-wide"}
     # They are runs like others: side by side again, nothing is scanned, and the numbers are those.
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", pytest.fail)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", pytest.fail)
     assert run(["compare", "here/1-tiny", "here/2-wide", "--no-plots"]) == 0
     again = capsys.readouterr().out
     assert [line for line in again.splitlines() if "differs" in line] == [
@@ -248,7 +248,7 @@ def test_an_interrupted_scan_ends_with_130(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("propcheck.cli.operands.run_scan", interrupted)
+    monkeypatch.setattr("propcheck.api.sides.measure_and_judge", interrupted)
     assert run(["compare", "before", "tiny", "--no-plots", "-q"]) == 130
     assert capsys.readouterr() == ("", "")
     assert not Path("reports").exists()

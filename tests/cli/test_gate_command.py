@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -26,7 +25,6 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic import additive, parameter, run_of
 
-import propcheck
 from propcheck import rules
 from propcheck.cli.app import run
 from propcheck.cli.output import FORMATS
@@ -52,7 +50,7 @@ def explosion(severity="error"):
 
 
 class Scanner:
-    """Stands in for propcheck.api.scanning.scan and propcheck.rules.judge; what was scanned is in ``scanned``."""
+    """Stands in for propcheck.api.measurement.measure and propcheck.rules.judge; what was scanned is in ``scanned``."""
 
     def __init__(self):
         self.scanned = []
@@ -60,8 +58,9 @@ class Scanner:
         self.change = lambda one: one
         self.raises = None
 
-    def scan(self, probe, *, target, command=None, **_):
-        self.scanned.append(target)
+    def measure(self, request):
+        probe = request.probe
+        self.scanned.append(request.target)
         if self.raises is not None:
             raise self.raises
         seeds, inputs = tuple(probe.scan.seeds), probe.inputs
@@ -69,8 +68,8 @@ class Scanner:
             [site for seed in seeds for site in additive(4, seed=seed)],
             [parameter("blocks.1.mlp.w", site=3, block=1, sublayer="mlp")],
             seeds=seeds,
-            target=target,
-            command=command,
+            target=request.target,
+            command=request.command,
             precision=probe.precision.preset or "bf16",
             inputs=InputInfo(inputs.batch or 1, inputs.tokens, inputs.source),
             settings=probe.model_dump(mode="json"),
@@ -85,10 +84,7 @@ class Scanner:
 def scanner(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     stand_in = Scanner()
-    module = types.ModuleType("propcheck.api.scanning")
-    module.scan = stand_in.scan
-    monkeypatch.setitem(sys.modules, "propcheck.api.scanning", module)
-    monkeypatch.setattr(propcheck, "scanning", module, raising=False)
+    monkeypatch.setattr("propcheck.api.measurement.measure", stand_in.measure)
     monkeypatch.setattr(rules, "judge", stand_in.judge)
     return stand_in
 
@@ -286,17 +282,17 @@ def rewritten(path, **metadata):
 
 BROKEN = {
     "empty": (lambda path: path.write_bytes(b""), "empty;"),
-    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "cut short or damaged"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "truncated or damaged"),
     "text": (lambda path: path.write_text("a baseline\n"), "not a Parquet file"),
-    "foreign": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "a Parquet file, but not one of propcheck's"),
+    "foreign": (lambda path: pq.write_table(pa.table({"a": [1]}), path), "Parquet, but not written by propcheck"),
     "older": (lambda path: rewritten(path, schema_version="0"), "written by an older propcheck (schema 0; this one reads 1)"),
     "newer": (
         lambda path: rewritten(path, schema_version="2"),
         "written by a newer propcheck (schema 2; this one reads up to 1)",
     ),
-    "changed": (lambda path: rewritten(path, run="{}"), "damaged, or changed since propcheck wrote it"),
-    "missing": (lambda path: path.unlink(), "no such baseline; make it with `propcheck gate TARGET --baseline"),
-    "a directory": (lambda path: (path.unlink(), path.mkdir()), "a directory, not a baseline"),
+    "changed": (lambda path: rewritten(path, run="{}"), "damaged or modified since propcheck wrote it"),
+    "missing": (lambda path: path.unlink(), "no such baseline; create it with `propcheck gate TARGET --baseline"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is a directory, not a baseline"),
 }
 
 
@@ -318,7 +314,7 @@ def test_what_is_broken_is_made_again(made, gate):
         assert gate()[0] == 0
     BROKEN["foreign"][0](made)  # somebody's data is not written over
     before = Path(BASELINE).read_bytes()
-    assert refused(gate("--update-baseline"), "a Parquet file that is no baseline; remove it")
+    assert refused(gate("--update-baseline"), "is a Parquet file but not a baseline; remove it")
     assert Path(BASELINE).read_bytes() == before
 
 
@@ -334,8 +330,8 @@ def test_update_writes_both_files_says_what_changed_and_passes(gate, scanner):
     status, out, _ = gate("--update-baseline")
     assert status == 0
     text = " ".join(out.split())
-    assert f"Baseline written: {BASELINE}, and baselines/tiny.md for its diffs." in text
-    assert "Beside the one before" not in text
+    assert f"Baseline written: {BASELINE} (summary: baselines/tiny.md)." in text
+    assert "Since the previous baseline" not in text
     assert [path.name for path in sorted(Path("baselines").iterdir())] == ["tiny.md", "tiny.parquet"]
     first = Path(BASELINE).read_bytes()
     stored = read_run(Path("reports/tiny"))
@@ -343,7 +339,7 @@ def test_update_writes_both_files_says_what_changed_and_passes(gate, scanner):
     scanner.change = louder
     status, out, _ = gate("--update-baseline")
     assert status == 0
-    assert "Beside the one before 5 numbers outside the tolerances." in " ".join(out.split())
+    assert "Since the previous baseline, 5 numbers changed by more than the tolerance." in " ".join(out.split())
     assert Path(BASELINE).read_bytes() != first
     assert gate()[0] == 0
     scanner.change = lambda one: one
@@ -373,8 +369,8 @@ def test_a_run_with_a_nan_becomes_no_baseline_and_the_old_one_stays(made, gate, 
 @pytest.mark.parametrize(
     ("baseline", "said"),
     [
-        ("baselines/tiny", "--baseline baselines/tiny: --update-baseline writes a Parquet file; name one"),
-        ("baselines/tiny.json", "--update-baseline writes a Parquet file; name one"),
+        ("baselines/tiny", "--baseline baselines/tiny: must end in .parquet with --update-baseline"),
+        ("baselines/tiny.json", "must end in .parquet with --update-baseline"),
         ("file/tiny.parquet", "file is not a directory"),
     ],
 )
@@ -387,7 +383,7 @@ def test_a_place_that_takes_no_baseline_is_refused_before_the_scan(baseline, sai
 
 def test_outputs_that_the_command_itself_writes_are_refused(made, gate, scanner):
     for given in ("reports/tiny/run.json", f"json={BASELINE}", "baselines/tiny.md"):
-        assert refused(gate("--update-baseline", "--output", given), "uses that file too; name another")
+        assert refused(gate("--update-baseline", "--output", given), "uses that file as well; name another")
     assert scanner.scanned == []
 
 
@@ -406,9 +402,9 @@ def test_two_stored_runs_are_gated_and_options_of_a_scan_refused(gate, scanner):
     assert gate(target="before", baseline="before")[0] == 0
     assert refused(
         gate("--tokens", "8", "--set", "a=b", "--eval", target="after", baseline="before"),
-        "--set, --tokens, --eval: nothing is scanned here, since every side is a run that is stored",
+        "--set, --tokens, --eval: no effect, since every side is a run and nothing is scanned",
     )
-    assert refused(gate("--out", "here", target="after", baseline="before"), "--out here: is for the run of a target")
+    assert refused(gate("--out", "here", target="after", baseline="before"), "--out here: only for a target")
     assert scanner.scanned == []
 
 
@@ -578,4 +574,4 @@ def test_a_run_is_not_written_over_the_directory_that_it_is_held_against(gate, s
 
 
 def test_the_summary_beside_the_baseline_is_a_slip_that_is_named(gate, made):
-    assert refused(gate("--baseline", "baselines/tiny.md"), "is the summary; name baselines/tiny.parquet beside it")
+    assert refused(gate("--baseline", "baselines/tiny.md"), "this is the summary; name the baseline, baselines/tiny.parquet")

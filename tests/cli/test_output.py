@@ -1,7 +1,6 @@
 """What is printed and written: six formats, any number of files, refusals before the work."""
 
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,7 +9,7 @@ from rich.text import Text
 from synthetic import additive, run_of
 
 import propcheck.cli.app
-from propcheck.cli.output import FORMATS, OutputOptions, check, emit
+from propcheck.cli.output import FORMATS, OutputOptions, check_outputs, emit
 from propcheck.errors import PropcheckError
 
 TINY = ["--set=model.layers=2", "--set=model.width=32", "--set=model.vocabulary=50", "--tokens=8", "--no-plots", "--threads=1"]
@@ -112,39 +111,43 @@ def test_what_no_encoding_holds_is_marked():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("report", "--output report: no suffix is no format; end in .txt, .json, .md, .xml, .sarif, or write github=report"),
-        ("a.html", "--output a.html: .html is no format; end in .txt, .json, .md, .xml, .sarif, or write github=a.html"),
-        ("sraif=a.json", ("--output sraif=a.json: no format sraif; there are table, json, markdown, github, junit, sarif; "
-                         "a file of that name is ./sraif=a.json")),
-        ("github=-", "--output github=-: names no file; --output-format sets what is printed"),
-        ("-", "--output -: names no file; --output-format sets what is printed"),
-        ("", "--output : names no file; --output-format sets what is printed"),
-        ("json=", "--output json=: names no file; --output-format sets what is printed"),
-        ("folder.md", "--output folder.md: is a directory; name a file in it"),
+        ("report", "--output report: no suffix; use .txt, .json, .md, .xml, .sarif, or FORMAT=FILE, e.g. github=report"),
+        ("a.html", ("--output a.html: unknown suffix .html; use .txt, .json, .md, .xml, .sarif, or FORMAT=FILE, "
+                    "e.g. github=a.html")),
+        ("sraif=a.json", ("--output sraif=a.json: unknown format sraif; formats: table, json, markdown, github, junit, sarif; "
+                         "for a file of this name write ./sraif=a.json")),
+        ("github=-", "--output github=-: no file name; use --output-format for standard output"),
+        ("-", "--output -: no file name; use --output-format for standard output"),
+        ("", "--output : no file name; use --output-format for standard output"),
+        ("json=", "--output json=: no file name; use --output-format for standard output"),
+        ("folder.md", "--output folder.md: this is a directory; name a file in it"),
         ("file/a.md", "file: {here}/file is not a directory"),
-        ("json=/dev/null", "--output json=/dev/null: is no regular file; --output-format sets what is printed"),
-        ("reports/tiny/run.json", "--output reports/tiny/run.json: the command itself uses that file too; name another"),
+        ("json=/dev/null", "--output json=/dev/null: not a regular file; use --output-format for standard output"),
+        ("reports/tiny/run.json", "--output reports/tiny/run.json: the command itself uses that file as well; name another"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(folder, given, said):
     Path("folder.md").mkdir()
     Path("file").touch()
     with pytest.raises(PropcheckError) as refused:
-        check(OutputOptions(outputs=[given]), taken=[Path("reports/tiny/run.json")])
+        check_outputs(OutputOptions(outputs=[given]), taken=[Path("reports/tiny/run.json")])
     assert str(refused.value).removeprefix(f"{folder}/") == said.format(here=folder)
 
 
 def test_two_outputs_of_one_file_are_refused():
     Path("link.md").symlink_to("a.md")
     for second in ("json=a.md", "./a.md", "x/../a.md", "link.md"):
-        with pytest.raises(PropcheckError, match=r"--output a\.md uses that file too; name another$"):
-            check(OutputOptions(outputs=["a.md", second]))
-    check(OutputOptions(outputs=["a.md", "a.json"]))
+        with pytest.raises(PropcheckError, match=r"--output a\.md uses that file as well; name another$"):
+            check_outputs(OutputOptions(outputs=["a.md", second]))
+    check_outputs(OutputOptions(outputs=["a.md", "a.json"]))
 
 
 def test_a_scan_refuses_before_it_scans(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "propcheck.api.scanning", None)
-    for given, said in (("a.html", ".html is no format"), ("reports/tiny/run.json", "the command itself uses that file too")):
+    monkeypatch.setattr("propcheck.api.scan.measure_and_judge", pytest.fail)
+    for given, said in (
+        ("a.html", "unknown suffix .html"),
+        ("reports/tiny/run.json", "the command itself uses that file as well"),
+    ):
         assert propcheck.cli.app.run(["scan", "tiny", "--output", given]) == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from gated import blocks, failed, failures, gate, scan, start, toy, won
-from test_draw_faults import DrawnInHalf, DrawnInSingle, in_bf16, many_heads, truncated_in_place, truncated_in_single
-from test_dtype_faults import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, large, rotating
-from test_dtype_faults import in_bf16 as built_in_bf16
-from test_gain_faults import centred, doubled
-from test_gradient_faults import (
+from faulty_draws import DrawnInHalf, DrawnInSingle, in_bf16, many_heads, truncated_in_place, truncated_in_single
+from faulty_dtypes import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, large, rotating
+from faulty_dtypes import in_bf16 as built_in_bf16
+from faulty_gains import centred, doubled
+from faulty_gradients import (
     Checkpointed,
     CheckpointedWithoutReentry,
     ForgetsScales,
@@ -22,9 +21,9 @@ from test_gradient_faults import (
     adapted,
     of_unit_stream,
 )
-from test_lost_values import WithBuffer, WithScalars, allocated_later
-from test_nan_faults import Factored, FiniteSoftmax, Softmax, left_padded, with_decay_of_two
-from test_residual_faults import (
+from faulty_lost_values import WithBuffer, WithScalars, allocated_later
+from faulty_nan import Factored, FiniteSoftmax, Softmax, left_padded, with_decay_of_two
+from faulty_residuals import (
     AddsItself,
     BitNetBlock,
     Detached,
@@ -36,7 +35,8 @@ from test_residual_faults import (
     TwiceResidual,
     UntrackedMlp,
 )
-from test_scale_faults import StepsOfOne, compares_whole_names, decaying, divides_inputs_too, head_of
+from faulty_scales import StepsOfOne, compares_whole_names, decaying, divides_inputs_too, head_of
+from gated import blocks, failed, failures, gate, scan, start, toy, won
 from toy import VOCABULARY, WIDTH, Attention, Block, Decaying, Decoder, only
 
 import propcheck

@@ -34,12 +34,12 @@ def test_values_are_split_at_the_commas_outside_brackets_and_quotes(text, values
     ("texts", "message"),
     [
         (["model.layers"], "--vary model.layers: must be key=value,value"),
-        (["model.layers="], "nothing is not a TOML value"),
-        (["model.layers=1,,2"], "nothing is not a TOML value"),
+        (["model.layers="], "the value after = is missing"),
+        (["model.layers=1,,2"], "the value after = is missing"),
         (["model.layers=[1,2"], "not a TOML value"),
-        (["model.layers=1,2,1"], "1 stands twice"),
-        (["model.layers=1", "model.layers=2"], "model.layers is varied already"),
-        (["base=tiny,gpt2"], "base changes nothing in a scan"),
+        (["model.layers=1,2,1"], "model.layers is given this value twice"),
+        (["model.layers=1", "model.layers=2"], "model.layers is already varied"),
+        (["base=tiny,gpt2"], "base has no effect on a scan"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(texts, message):
@@ -55,7 +55,7 @@ def test_the_first_key_varies_slowest_and_a_cell_is_named_after_its_values():
         "placement=post,layers=16",
         "placement=post,layers=32",
     ]
-    assert [one.value for one in cells[2].overrides] == ["post", 16]
+    assert [override.value for override in cells[2].overrides] == ["post", 16]
 
 
 def test_keys_that_end_alike_are_told_apart_by_as_many_parts_as_that_takes():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from propcheck.config.probe import Probe, config_hash, differences, differing, load_probe, parse_size
+from propcheck.config.fingerprint import config_hash, differences, setting_differences
+from propcheck.config.probe import Probe, load_probe, parse_size
 from propcheck.config.resolve import Override, bundled_probes
 from propcheck.errors import PropcheckError
 
@@ -106,7 +107,7 @@ _SCHEMES = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[model]\nlayer = 3", "unknown key model.layer; did you mean model.layers?"),
         ("[model]\nplacement = 'post'", "unknown key model.placement; placement belongs in [residual]"),
@@ -114,10 +115,10 @@ _SCHEMES = (
         ("[attention]\nheads = 3", "unknown key attention; attention belongs in [model]"),
         ("seeds = [1]", "unknown key seeds; seeds belongs in [scan]"),
         ("[scan]\nplacment = 1", "unknown key scan.placment; did you mean residual.placement?"),
-        ("[scan]\nzzz = 1", "unknown key scan.zzz; [scan] takes seeds, memory, device, mode, shadow"),
-        ("[rules.PC204]\nlimit = 1", "unknown key rules.PC204.limit; [rules.PC204] takes threshold, severity"),
+        ("[scan]\nzzz = 1", "unknown key scan.zzz; [scan] has the keys seeds, memory, device, mode, shadow"),
+        ("[rules.PC204]\nlimit = 1", "unknown key rules.PC204.limit; [rules.PC204] has the keys threshold, severity"),
         ("[rules.PC204]\ntreshold = 1", "unknown key rules.PC204.treshold; did you mean rules.PC204.threshold?"),
-        ("[rules.PC20]\nthreshold = 1", "rules.PC20 is not a rule; a rule is PC and three digits, as in PC204"),
+        ("[rules.PC20]\nthreshold = 1", "rules.PC20 is not a rule id; a rule id is PC and three digits, as in PC204"),
         ("[rules]\nPC204 = 3", "rules.PC204 = 3 must be a table"),
         ("model = 3", "model = 3 must be a table"),
         ("[model]\nlayers = '64'", 'model.layers = "64" must be an integer >= 1 and <= 10000'),
@@ -136,38 +137,38 @@ _SCHEMES = (
         ("[scan]\nseeds = [4294967296]", "scan.seeds[0] = 4294967296 must be an integer >= 0 and <= 4294967295"),
         ("[rules.PC204]\nthreshold = nan", "rules.PC204.threshold = NaN must be a number"),
         ("[inputs]\nexponent = inf", "inputs.exponent = Infinity must be a number >= 0"),
-        ("[scan]\nseeds = [2, 2]", "scan.seeds = [2, 2]: each seed may stand once"),
+        ("[scan]\nseeds = [2, 2]", "scan.seeds = [2, 2]: each seed may appear only once"),
         ("[scan]\nmemory = 5", 'scan.memory = 5: must be "auto" or a size with its unit, as in "5GiB" or "800MB"'),
         ("[scan]\ndevice = 'tpu'", 'scan.device = "tpu": must be "cpu", "cuda" or "cuda:N"'),
         ("[model]\nheads = 3\n", "unknown key model.heads; heads belongs in [model.attention]"),
-        ("[model.attention]\nheads = 7", "model: attention.heads = 7 must divide width = 768, or give attention.head_width"),
-        ("[expect]\nstd = 0.01", "expect: std needs init, the scheme that it belongs to"),
+        ("[model.attention]\nheads = 7", "model: attention.heads = 7 must divide width = 768, or set attention.head_width"),
+        ("[expect]\nstd = 0.01", 'expect: std needs init, the expected scheme, as in init = "gpt2"'),
         ("[expect]\ninit = 'gtp2'", _SCHEMES.format(key="expect.init", value="gtp2", near="gpt2")),
         ("[expect]\ninit = 'gpt2'\nstd = 0", "expect.std = 0 must be a number > 0"),
         ("[inputs]\nsource = 'tokens'", 'inputs: source = "tokens" needs file'),
         ("[inputs]\nsource = 'text'\nfile = 'a.txt'", 'inputs: source = "text" needs tokenizer'),
-        ("[inputs]\nfile = 'a.npy'", 'inputs: source = "zipf" reads no file; drop the key or change source'),
+        ("[inputs]\nfile = 'a.npy'", 'inputs: source = "zipf" does not use file; remove the key or change source'),
         ("[inputs]\ntokens = 1", "inputs.tokens = 1 must be an integer >= 2"),
         (
             "[model]\npositions = 100\n[inputs]\ntokens = 128",
-            "inputs.tokens = 128 is more than the model's model.positions = 100",
+            "inputs.tokens = 128 exceeds model.positions = 100",
         ),
         (
             "name = '../x'",
-            "name = \"../x\": it names a directory: letters, digits, '.', '_' and '-' only, a letter or digit first",
+            "name = \"../x\": must be a directory name: letters, digits, '.', '_' and '-', beginning with a letter or digit",
         ),
         ("layers = ", "not TOML: Invalid value (at end of document)"),
     ],
 )
-def test_a_mistake_is_answered_with_the_file_the_key_and_what_would_be_right(probe_file, text, said):
+def test_a_mistake_is_answered_with_the_file_the_key_and_what_would_be_right(probe_file, text, expected):
     path = probe_file(text)
-    assert message(path) == f"{path}: {said}"
+    assert message(path) == f"{path}: {expected}"
 
 
 def test_a_bin_file_needs_its_dtype_and_a_file_of_tokens_a_known_ending(probe_file):
-    assert "give dtype" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.bin'"))
+    assert "needs dtype" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.bin'"))
     assert "must end in .npy or .bin" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.txt'"))
-    assert "drop it" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.npy'\ndtype = 'uint16'"))
+    assert "remove it" in message(probe_file("[inputs]\nsource = 'tokens'\nfile = 'a.npy'\ndtype = 'uint16'"))
 
 
 def test_a_base_that_is_missing_is_blamed_on_the_file_that_names_it(probe_file, tmp_path):
@@ -183,14 +184,14 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 def test_an_unknown_target_lists_the_bundled_probes_and_the_nearest():
     assert message("qwen3.8-27") == (
-        "qwen3.8-27: no such file or bundled probe; did you mean qwen3.8-27b? bundled: gpt2, llama-7b, qwen3.8-27b, "
-        "qwen3.8-27b-postnorm, tiny; or a config.json, or module:callable"
+        "qwen3.8-27: no such file or bundled probe; did you mean qwen3.8-27b? (bundled: gpt2, llama-7b, qwen3.8-27b, "
+        "qwen3.8-27b-postnorm, tiny; a config.json or module:callable also works)"
     )
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     assert message(str(tmp_path / "none.toml")) == f"{tmp_path}/none.toml: No such file or directory"
-    assert message(str(tmp_path)) == f"{tmp_path}: the folder holds no config.json"
+    assert message(str(tmp_path)) == f"{tmp_path}: this folder has no config.json"
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
     assert message(str(tmp_path / "latin.toml")) == f"{tmp_path}/latin.toml: not TOML: not UTF-8 text"
 
@@ -220,11 +221,11 @@ def test_the_last_override_of_a_key_counts():
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("layers", "must be key=value, as in residual.placement=post"),
         ("a..b=1", "must be key=value, as in residual.placement=post"),
-        ("init.std=", 'nothing is not a TOML value; strings in a list need quotes: ["a"]'),
+        ("init.std=", "the value after = is missing"),
         ("model.mixers=[attention]", '[attention] is not a TOML value; strings in a list need quotes: ["a"]'),
         ("model.layers.x=1", "model.layers is a value, not a table"),
         ("modle.layers=1", "unknown key modle; did you mean model?"),
@@ -233,8 +234,8 @@ def test_the_last_override_of_a_key_counts():
         ("inputs.source=text", 'inputs: source = "text" needs file'),
     ],
 )
-def test_a_wrong_override_is_named(override, said):
-    assert message("tiny", "scan.device=cuda", override) == f"--set {override}: {said}"
+def test_a_wrong_override_is_named(override, expected):
+    assert message("tiny", "scan.device=cuda", override) == f"--set {override}: {expected}"
 
 
 def test_a_fault_of_the_file_is_not_blamed_on_an_override(probe_file):
@@ -313,8 +314,8 @@ def test_another_source_drops_the_file_of_the_one_it_replaces(tmp_path):
 
 
 def test_of_two_kinds_of_target_only_what_both_have_is_said_to_differ():
-    tiny, code = (load_probe(one).model_dump(mode="json") for one in ("tiny", "my.py:build"))
-    assert {key.split(".")[0] for key, _, _ in differing(tiny, code)} <= {"precision", "inputs"}
+    tiny, code = (load_probe(target).model_dump(mode="json") for target in ("tiny", "my.py:build"))
+    assert {key.split(".")[0] for key, _, _ in setting_differences(tiny, code)} <= {"precision", "inputs"}
     other = load_probe("tiny", ["model.layers=3"]).model_dump(mode="json")
-    assert differing(other, tiny) == [("model.layers", 3, 64)]
-    assert differing(code, load_probe("my.py:other").model_dump(mode="json"))[0][0] == "python.target"
+    assert setting_differences(other, tiny) == [("model.layers", 3, 64)]
+    assert setting_differences(code, load_probe("my.py:other").model_dump(mode="json"))[0][0] == "python.target"

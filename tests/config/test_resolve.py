@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from propcheck.config.probe import config_hash, differences, load_probe
+from propcheck.config.fingerprint import config_hash, differences
+from propcheck.config.probe import load_probe
 from propcheck.config.resolve import Override, read_target
 from propcheck.errors import PropcheckError
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -23,30 +24,30 @@ def message(target, *overrides):
     return text
 
 
-def test_a_folder_or_a_json_file_is_a_hugging_face_config(here):
-    (here / "My Model").mkdir()
-    (here / "My Model" / "config.json").write_text("{}")
-    (here / "small.json").write_text("{}")
+def test_a_folder_or_a_json_file_is_a_hugging_face_config(workdir):
+    (workdir / "My Model").mkdir()
+    (workdir / "My Model" / "config.json").write_text("{}")
+    (workdir / "small.json").write_text("{}")
     for target, name, config in (
         ("My Model", "My-Model", "My Model"),
         ("My Model/config.json", "My-Model", "My Model/config.json"),
         ("small.json", "small", "small.json"),
     ):
         probe = load_probe(target)
-        assert (probe.kind, probe.name, probe.huggingface.config) == ("huggingface", name, str(here / config))
+        assert (probe.kind, probe.name, probe.huggingface.config) == ("huggingface", name, str(workdir / config))
     assert read_target("My Model").origin == "My Model"
 
 
-def test_a_config_in_the_working_directory_is_named_after_that(here):
-    (here / "config.json").write_text("{}")
-    assert load_probe(".").name == load_probe("config.json").name == here.name
+def test_a_config_in_the_working_directory_is_named_after_that(workdir):
+    (workdir / "config.json").write_text("{}")
+    assert load_probe(".").name == load_probe("config.json").name == workdir.name
 
 
-def test_a_colon_makes_it_code(here):
+def test_a_colon_makes_it_code(workdir):
     for target, name, kept in (
         ("pkg.models:build", "models-build", "pkg.models:build"),
         ("models:build", "models-build", "models:build"),
-        ("src/my_gpt.py:GPT", "my_gpt-GPT", f"{here}/src/my_gpt.py:GPT"),
+        ("src/my_gpt.py:GPT", "my_gpt-GPT", f"{workdir}/src/my_gpt.py:GPT"),
         ("/abs/m.py:f", "m-f", "/abs/m.py:f"),
     ):
         probe = load_probe(target)
@@ -54,24 +55,26 @@ def test_a_colon_makes_it_code(here):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "expected"),
     [
-        ("model.py", "model.py: name what returns the model, as in model.py:build"),
+        ("model.py", "model.py: name the callable that returns the model, as in model.py:build"),
         ("model.py:", "model.py:: must be package.module:callable or path/to/file.py:callable"),
         (":build", ":build: must be package.module:callable or path/to/file.py:callable"),
         ("a:b.c", "a:b.c: must be package.module:callable or path/to/file.py:callable"),
     ],
 )
-@pytest.mark.usefixtures("here")
-def test_code_without_its_callable_is_refused(target, said):
-    assert message(target) == said
+@pytest.mark.usefixtures("workdir")
+def test_code_without_its_callable_is_refused(target, expected):
+    assert message(target) == expected
 
 
-def test_a_probe_names_a_config_or_code_relative_to_itself(here):
-    (here / "probes").mkdir()
-    (here / "probes" / "a.toml").write_text('[huggingface]\nconfig = "m/config.json"\noverrides = { num_hidden_layers = 2 }\n')
-    (here / "probes" / "b.toml").write_text('[python]\ntarget = "m.py:build"\nargs = { layers = 2 }\n')
-    (here / "probes" / "c.toml").write_text('[python]\ntarget = "pkg.m:build"\n')
+def test_a_probe_names_a_config_or_code_relative_to_itself(workdir):
+    (workdir / "probes").mkdir()
+    (workdir / "probes" / "a.toml").write_text(
+        '[huggingface]\nconfig = "m/config.json"\noverrides = { num_hidden_layers = 2 }\n'
+    )
+    (workdir / "probes" / "b.toml").write_text('[python]\ntarget = "m.py:build"\nargs = { layers = 2 }\n')
+    (workdir / "probes" / "c.toml").write_text('[python]\ntarget = "pkg.m:build"\n')
     probe = load_probe("probes/a.toml")
     assert (probe.huggingface.config, probe.huggingface.overrides) == ("probes/m/config.json", {"num_hidden_layers": 2})
     probe = load_probe("probes/b.toml", ["python.args.width=3"])
@@ -79,74 +82,74 @@ def test_a_probe_names_a_config_or_code_relative_to_itself(here):
     assert load_probe("probes/c.toml").python.target == "pkg.m:build"
 
 
-def test_a_variation_of_a_config_says_what_differs(here):
-    (here / "config.json").write_text("{}")
-    (here / "one.toml").write_text('[huggingface]\nconfig = "config.json"\noverrides = { a = 1 }\n')
-    (here / "two.toml").write_text('base = "one.toml"\n[huggingface]\noverrides = { a = 2, b = 3 }\n')
-    one, two = load_probe("one.toml"), load_probe("two.toml")
-    assert differences(two, one) == [("huggingface.overrides.a", 2, 1), ("huggingface.overrides.b", 3, None)]
+def test_a_variation_of_a_config_says_what_differs(workdir):
+    (workdir / "config.json").write_text("{}")
+    (workdir / "one.toml").write_text('[huggingface]\nconfig = "config.json"\noverrides = { a = 1 }\n')
+    (workdir / "two.toml").write_text('base = "one.toml"\n[huggingface]\noverrides = { a = 2, b = 3 }\n')
+    base, variant = load_probe("one.toml"), load_probe("two.toml")
+    assert differences(variant, base) == [("huggingface.overrides.a", 2, 1), ("huggingface.overrides.b", 3, None)]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             '[huggingface]\nconfig = "c"\n[model]\nlayers = 3',
             (
-                "[model] describes the reference decoder and does not go with [huggingface]; what varies such a target is "
-                "--set huggingface.overrides.KEY=VALUE"
+                "[model] describes the reference decoder and cannot be combined with [huggingface]; use "
+                "--set huggingface.overrides.KEY=VALUE to change that target"
             ),
         ),
         (
             '[python]\ntarget = "a:b"\n[init]\nstd = 1.0',
             (
-                "[init] describes the reference decoder and does not go with [python]; what varies such a target is "
-                "--arg KEY=VALUE"
+                "[init] describes the reference decoder and cannot be combined with [python]; use --arg KEY=VALUE to change "
+                "that target"
             ),
         ),
-        ('[python]\ntarget = "a:b"\n[huggingface]\nconfig = "c"', "[huggingface] and [python] are two targets; drop one"),
+        ('[python]\ntarget = "a:b"\n[huggingface]\nconfig = "c"', "[huggingface] and [python] are two targets; remove one"),
         ("[huggingface]\noverrides = { a = 1 }", "[huggingface] needs config, the path of a config.json"),
         (
             "[python]\nargs = { a = 1 }",
-            "arguments are for package.module:callable or path/to/file.py:callable; this target is none",
+            "arguments apply to package.module:callable or path/to/file.py:callable only",
         ),
         (
             '[python]\ntarget = "a:b"\n[precision]\nkeep_fp32 = ["A_log"]',
-            "precision.keep_fp32 is for the reference decoder; this target keeps what its code keeps",
+            "precision.keep_fp32 applies to the reference decoder only; remove it",
         ),
         ("[python]\ntarget = 3", "python.target = 3 must be a string"),
         ('[huggingface]\nconfg = "c"', "unknown key huggingface.confg; did you mean huggingface.config?"),
     ],
 )
-def test_sections_of_two_targets_do_not_mix(here, text, said):
-    (here / "p.toml").write_text(text)
-    assert message("p.toml") == f"p.toml: {said}"
+def test_sections_of_two_targets_do_not_mix(workdir, text, expected):
+    (workdir / "p.toml").write_text(text)
+    assert message("p.toml") == f"p.toml: {expected}"
 
 
-def test_the_option_that_mixes_them_is_named(here):
-    (here / "config.json").write_text("{}")
+def test_the_option_that_mixes_them_is_named(workdir):
+    (workdir / "config.json").write_text("{}")
     assert message("a:b", "precision.preset=fp32", "model.layers=3").startswith("--set model.layers=3: [model] describes")
     assert message("config.json", "residual.placement=post").startswith("--set residual.placement=post: [residual] describes")
     assert message("config.json", Override("python.args.a", 1, "--arg a=1")) == (
-        "--arg a=1: arguments are for package.module:callable or path/to/file.py:callable; this target is none; a key of the "
-        "config is --set huggingface.overrides.KEY=VALUE"
+        "--arg a=1: arguments apply to package.module:callable or path/to/file.py:callable only; set a key of the config with "
+        "--set huggingface.overrides.KEY=VALUE"
     )
 
 
-def test_the_precision_is_the_targets_own_unless_given(here):
-    (here / "config.json").write_text("{}")
+def test_the_precision_is_the_targets_own_unless_given(workdir):
+    (workdir / "config.json").write_text("{}")
     assert load_probe("config.json").precision.preset is None
     assert load_probe("config.json", ["precision.preset=fp16"]).precision.preset == "fp16"
 
 
-def test_the_hash_follows_the_content_of_the_config_and_not_its_place(here):
+def test_the_hash_follows_the_content_of_the_config_and_not_its_place(workdir):
     for folder, text in (("a", '{"x": 1}'), ("b", '{"x": 1}'), ("c", '{"x": 2}')):
-        (here / folder).mkdir()
-        (here / folder / "config.json").write_text(text)
-        (here / folder / "m.py").write_text(text)
+        (workdir / folder).mkdir()
+        (workdir / folder / "config.json").write_text(text)
+        (workdir / folder / "m.py").write_text(text)
     for targets in (("a", "b", "c"), ("a/config.json", "b", "c"), ("a/m.py:f", "b/m.py:f", "c/m.py:f")):
-        one, same, other = (config_hash(load_probe(target)) for target in targets)
-        assert one == same != other
+        first, same, other = (config_hash(load_probe(target)) for target in targets)
+        assert first == same != other
     assert config_hash(load_probe("a")) != config_hash(load_probe("a", ["huggingface.overrides.x=3"]))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain import IDS, RESIDENT, STREAMED, WIDTH, Block, Model, by_autograd, scan
+from recomputed import Recomputed
 from torch import nn
 
 from propcheck.errors import PropcheckError
@@ -143,25 +144,6 @@ class UnusedOutput(Model):
         self.blocks[1](x)
         self.blocks[2](x)
         return self.blocks[2](x)
-
-
-class Recomputed(torch.autograd.Function):
-    """Computes a module again in its backward, as reversible code does."""
-
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module = module
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            y = ctx.module(x)
-        torch.autograd.backward(y, grad)
-        return None, x.grad
 
 
 class FunctionOfItsOwn(Block):

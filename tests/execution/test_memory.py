@@ -36,6 +36,6 @@ def test_one_block_is_in_memory_at_a_time_and_none_is_left(name, monkeypatch):
     assert one.mode == "streamed"
     assert max(map(len, held)) == 1
     assert sum(map(len, held)) == 10  # each block forward, and again backward
-    left = [path for path, tensor in seen[-1].tensors.items() if seen[-1].present(path)]
+    left = [path for path in seen[-1].tensors if seen[-1].present(path)]
     assert left == []
     assert all(torch.isnan(seen[-1].tensors[path]).all() for path in seen[-1].tensors)

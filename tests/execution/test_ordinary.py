@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from plain import IDS, RESIDENT, STREAMED, WIDTH, Block, Model, cross_entropy, scan
-from test_uncut import SharedDict
 from torch import nn
 from torch.nn.utils import parametrizations
+from uncuttable import SharedDict
 
-from propcheck.deferred_init.keyed_rng import generator_for
 from propcheck.errors import PropcheckError
 from propcheck.execution import build as built
 from propcheck.execution import single_pass as once
+from propcheck.seeding import generator_for
 
 
 def random_width():

@@ -145,7 +145,7 @@ class Counted(Block):
 
 
 def test_a_model_that_adds_otherwise_in_fp32_is_refused():
-    with pytest.raises(PropcheckError, match="has 6 residual additions and the fp32 one has 3"):
+    with pytest.raises(PropcheckError, match="has 6 residual additions, the fp32 pass has 3"):
         shadowed(of(torch.bfloat16, Counted))
 
 
@@ -226,7 +226,7 @@ def test_what_is_kept_has_no_name_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with Spool() as spool:
-        spool.clear()
+        spool.restart()
         assert list(tmp_path.iterdir()) == []
 
 
@@ -240,6 +240,6 @@ def test_a_disk_that_is_full_is_one_line(monkeypatch):
 
     with Spool() as spool:
         monkeypatch.setattr(spool, "_file", Full())
-        with pytest.raises(PropcheckError, match=r"cannot be kept in .*: No space left on device; set TMPDIR"):
+        with pytest.raises(PropcheckError, match=r"cannot write .*: No space left on device; set TMPDIR"):
             spool.keep(object(), "stream", 0, torch.ones(2, 3))
         monkeypatch.undo()

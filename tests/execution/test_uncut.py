@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from plain import RESIDENT, STREAMED, WIDTH, Block, Model, by_autograd, scan
-from test_cut import Recomputed
+from recomputed import Recomputed
 from torch import Tensor
+from uncuttable import SharedDict
 
 from propcheck.errors import PropcheckError
 from propcheck.execution import single_pass as once
@@ -18,28 +19,6 @@ from propcheck.execution import single_pass as once
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
     monkeypatch.setattr(once, "resident_bytes", lambda: 0)
-
-
-class SharedDict(Model):
-    class Block(Block):
-        shared = None
-
-        def forward(self, x):
-            y = self.update(x)
-            if "previous" in self.shared:
-                y = y * self.shared["previous"].sigmoid()
-            self.shared["previous"] = y
-            return x + y
-
-    def __init__(self):
-        super().__init__(self.Block)
-        shared = {}
-        for block in self.blocks:
-            block.shared = shared
-
-    def run(self, x):
-        self.blocks[0].shared.clear()
-        return super().run(x)
 
 
 class KeptFromTheFirstRun(SharedDict):

@@ -6,26 +6,17 @@ import math
 
 import pytest
 import torch
+from faulty_dtypes import HALF, HalfNorm, Rotary, ScaledBlock, ScaledInHalf, SingleRotary, in_bf16, large, rotating
 from scanned import errors, found, norm, parameter, scan, sites
-from torch import nn
 from toy import (
     VOCABULARY,
     Attention,
     Block,
-    Decoder,
     RMSNorm,
-    gpt2,
     only,
 )
 
 # ------------------------------------------------------------------ squares that fp16 has no room for
-
-
-class HalfNorm(RMSNorm):
-    """The squares are taken in the dtype of the input: those of numbers above 256 are infinite in fp16."""
-
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
 class HandNorm(RMSNorm):
@@ -33,20 +24,6 @@ class HandNorm(RMSNorm):
 
     def forward(self, x):
         return self.weight * (x / (x * x).mean(dim=-1).add(self.eps).sqrt()[..., None])
-
-
-def large(block, norm=RMSNorm):
-    """An embedding of std 300."""
-
-    def init(module, name, blocks):
-        gpt2(module, name, blocks)
-        if name == "embed":
-            nn.init.normal_(module.weight, std=300)
-
-    return Decoder(block, 8, norm=norm, init=init, tied=False)
-
-
-HALF = {"precision": "fp16", "tokens": 16, "batch": 1}  # products in fp16 are slow on a CPU
 
 
 @pytest.mark.parametrize("norm_class", [HalfNorm, HandNorm])
@@ -83,32 +60,6 @@ def test_a_norm_that_computes_in_single_precision_is_silent():
 # ------------------------------------------------------------------ tables in half precision
 
 
-class Rotary(Attention):
-    """Heads of 128; positions are rotations, whose tables were made in the model's dtype."""
-
-    made_in = torch.bfloat16
-
-    def __init__(self):
-        super().__init__(heads=2)
-        cos, sin = self.tables()
-        self.register_buffer("cos", cos.to(torch.bfloat16))
-        self.register_buffer("sin", sin.to(torch.bfloat16))
-
-    def tables(self, positions=2048, size=128):
-        frequencies = 10000 ** -(torch.arange(0, size, 2, dtype=self.made_in) / size)
-        angles = torch.outer(torch.arange(positions, dtype=self.made_in), frequencies)
-        angles = torch.cat([angles, angles], -1)
-        return angles.cos(), angles.sin()
-
-    def turned(self, x):
-        first, second = x.chunk(2, -1)
-        tokens = x.shape[2]
-        return x * self.cos[:tokens] + torch.cat([-second, first], -1) * self.sin[:tokens]
-
-    def mix(self, q, k, v):
-        return super().mix(self.turned(q), self.turned(k), v)
-
-
 class RotaryOnTheWay(Rotary):
     """The tables are made in the forward pass, of frequencies in half precision."""
 
@@ -123,14 +74,6 @@ class RotaryOnTheWay(Rotary):
 
 class SingleRotaryOnTheWay(RotaryOnTheWay):
     made_in = torch.float32
-
-
-class SingleRotary(Rotary):
-    made_in = torch.float32
-
-
-def rotating(attention):
-    return Decoder(lambda _: Block(attention=attention), blocks=4)
 
 
 def test_rotary_tables_made_in_half_precision_are_named():
@@ -162,45 +105,12 @@ def test_tables_made_in_single_precision_and_rounded_are_silent():
 # ------------------------------------------------------------------ a stream that becomes wider by itself
 
 
-class CastingNorm(RMSNorm):
-    """Gives the dtype of its weight, so that a stream in fp32 is not noticed."""
-
-    def forward(self, x):
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(self.weight.dtype) * self.weight
-
-
-class ScaledBlock(Block):
-    """The stream times a number that is learned, and that is kept in fp32."""
-
-    kept = torch.float32
-
-    def __init__(self):
-        super().__init__(norm=CastingNorm)
-        self.resid_lambda = nn.Parameter(torch.ones(1, dtype=self.kept))
-
-    def forward(self, x):
-        return super().forward(self.resid_lambda * x)
-
-
-class ScaledInHalf(ScaledBlock):
-    kept = torch.bfloat16
-
-
 class ScaledUpdate(ScaledBlock):
     """The same on the update."""
 
     def forward(self, x):
         x = x + self.resid_lambda * self.attn(self.attn_norm(x))
         return x + self.mlp(self.mlp_norm(x))
-
-
-def in_bf16(block):
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return Decoder(block, 8, norm=CastingNorm)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("block", [ScaledBlock, ScaledUpdate])

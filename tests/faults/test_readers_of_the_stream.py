@@ -49,8 +49,7 @@ def test_other_readers_of_the_stream_are_a_note_that_says_so(model):
     # The last reader adds a gradient as large as that of the one at the end: x2 over the addition behind it.
     assert (finding.severity, finding.value) == ("note", pytest.approx(2, rel=0.1))
     assert (
-        "Another reader of the stream there (a loss or a head on an inner block, which is no fault) may add this."
-        in finding.message
+        "Another reader of the stream (a loss or a head on an inner block, which is no fault) may add this." in finding.message
     )
     assert finding.remedy.startswith("Nothing, if something else reads the stream there")
 

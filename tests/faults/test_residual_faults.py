@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from faulty_residuals import (
+    AddsItself,
+    BitNetBlock,
+    Detached,
+    HalfDetached,
+    NoResidual,
+    NormsAll,
+    NormsOnlyQueries,
+    ResidualAfterNorm,
+    TwiceResidual,
+    UntrackedMlp,
+)
 from scanned import BATCH, found, healthy, scan, sites
 from torch import nn
-from toy import BLOCKS, Attention, Block, Decoder, FunctionalBlock, Gpt2Block, ParallelBlock, only
+from toy import BLOCKS, Block, Decoder, FunctionalBlock, Gpt2Block, ParallelBlock, only
 
 # ------------------------------------------------------------------ in every block
-
-
-class AddsItself(Block):
-    def forward(self, x):
-        self.attn(self.attn_norm(x))
-        x = x + x
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class AddsItselfInPlace(FunctionalBlock):
@@ -58,43 +63,10 @@ def test_a_stream_that_is_added_to_itself_is_found_with_what_comes_of_it(block, 
     assert f"layers.*.{attention}" in dead.message
 
 
-class BitNetBlock(Block):
-    """As it stood: the attention's output replaces the stream and is added to itself."""
-
-    def forward(self, x):
-        x = self.attn(self.attn_norm(x))
-        x = x + x
-        return x + self.mlp(self.mlp_norm(x))
-
-
 def test_so_is_an_attention_that_is_added_to_itself_and_replaces_the_stream():
     run = scan(lambda: Decoder(BitNetBlock))
     (broken,) = found(run, "PC206")
     assert (broken.severity, broken.site.block) == ("error", 0)
-
-
-class NormsOnlyQueries(Block):
-    """A wrapper that norms the first of what it is given."""
-
-    def __init__(self):
-        super().__init__(attention=ThreeInputs)
-
-    def forward(self, x):
-        x = x + self.attn(self.attn_norm(x), x, x)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class NormsAll(NormsOnlyQueries):
-    def forward(self, x):
-        h = self.attn_norm(x)
-        x = x + self.attn(h, h, h)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class ThreeInputs(Attention):
-    def forward(self, query, key, value):
-        mixed = self.mix(self.split(self.wq(query)), self.split(self.wk(key)), self.split(self.wv(value)))
-        return self.wo(mixed.transpose(1, 2).flatten(2))
 
 
 def test_an_attention_that_reads_keys_and_values_past_the_norm_is_found():
@@ -131,33 +103,6 @@ def test_one_that_reads_all_three_through_the_norm_is_silent():
 
 
 # ------------------------------------------------------------------ in block 5 alone
-
-
-class NoResidual(Block):
-    def forward(self, x):
-        x = self.attn(self.attn_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class TwiceResidual(Block):
-    def forward(self, x):
-        x = x + (x + self.attn(self.attn_norm(x)))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class ResidualAfterNorm(Block):
-    def forward(self, x):
-        h = self.attn_norm(x)
-        x = h + self.attn(h)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class UntrackedMlp(Block):
-    def forward(self, x):
-        x = x + self.attn(self.attn_norm(x))
-        with torch.no_grad():
-            update = self.mlp(self.mlp_norm(x))
-        return x + update
 
 
 class NoResidualLast(Gpt2Block):
@@ -295,12 +240,6 @@ def test_in_the_first_block_it_is_a_norm_of_the_embedding():
     assert not scan(lambda: Decoder(only(0, ResidualAfterNorm), 8)).findings
 
 
-class Detached(Block):
-    def forward(self, x):
-        x = x.detach() + self.attn(self.attn_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-
 class DetachedLast(Gpt2Block):
     def attend(self, residual):
         return self.mix(self.ln_1(residual)) + residual.data
@@ -310,14 +249,6 @@ class DetachedParallel(ParallelBlock):
     def forward(self, x):
         h = self.ln_1(x)
         return x.detach() + self.mix(h) + self.feed(h)
-
-
-class HalfDetached(Block):
-    """The gradient alone is halved along the stream."""
-
-    def forward(self, x):
-        x = (x + x.detach()) / 2 + self.attn(self.attn_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
 
 
 DETACHED = [
@@ -338,7 +269,7 @@ def test_a_stream_that_is_detached_in_one_block_is_found_there(block, others, in
 
 def test_so_is_one_that_is_detached_in_every_block():
     (finding,) = found(scan(lambda: Decoder(Detached, 8)), "PC306")
-    assert "It is so at 6 more sites." in finding.message  # all but the first, where an embedding may be frozen
+    assert "The same holds at 6 more sites." in finding.message  # all but the first, where an embedding may be frozen
 
 
 @pytest.mark.parametrize(

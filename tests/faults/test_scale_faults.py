@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from faulty_scales import StepsOfOne, compares_whole_names, decaying, divides_inputs_too, head_of
 from scanned import BATCH, errors, found, parameter, scan, scanned, sites
 from torch import nn
 from toy import (
@@ -14,7 +15,6 @@ from toy import (
     STD,
     VOCABULARY,
     WIDTH,
-    Block,
     Decaying,
     Decoder,
     FunctionalBlock,
@@ -27,19 +27,6 @@ EXPECT_GPT2 = {"expect.init": "gpt2"}
 
 
 # ------------------------------------------------------------------ a scale that was never applied, or to the wrong ones
-
-
-def compares_whole_names(module, name, blocks):
-    """The names are ``layers.0.attn.wo``, so no name is ever ``wo``."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        writes = name in ("wo", "down")
-        nn.init.normal_(module.weight, std=STD / math.sqrt(2 * blocks) if writes else STD)
-
-
-def divides_inputs_too(module, name, blocks):
-    gpt2(module, name, blocks)
-    if name.endswith(("wq", "wk", "wv", "c_attn")):
-        nn.init.normal_(module.weight, std=STD / math.sqrt(2 * blocks))
 
 
 def test_a_depth_factor_that_was_never_applied_is_named_at_each_residual_projection():
@@ -97,11 +84,6 @@ def test_the_scheme_is_recognised_in_other_spellings(block):
 # ------------------------------------------------------------------ a recurrence with a decay of each head
 
 
-class StepsOfOne(Decaying):
-    def steps(self):
-        return torch.ones(self.heads)
-
-
 class Mamba1(Decaying):
     """The bias is that of the projection, left at torch's own draw around 0."""
 
@@ -124,10 +106,6 @@ class LoggedSteps(Decaying):
 
     def step_of(self, x):
         return torch.log1p(torch.exp(self.dt_proj(x).float() + self.offset))
-
-
-def decaying(mixer=Decaying):
-    return Decoder(lambda _: Block(attention=mixer), 8)
 
 
 def test_a_step_bias_left_at_one_is_named():
@@ -153,15 +131,6 @@ def test_step_biases_as_they_are_meant_are_silent():
 
 
 # ------------------------------------------------------------------ the head
-
-
-def head_of(std):
-    def init(module, name, blocks):
-        gpt2(module, name, blocks)
-        if name == "head":
-            nn.init.normal_(module.weight, std=std)
-
-    return Decoder(blocks=8, init=init, tied=False)
 
 
 def test_an_untied_head_of_std_one_is_seen_in_loss_and_logits():

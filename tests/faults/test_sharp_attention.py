@@ -62,7 +62,7 @@ def test_products_that_were_not_scaled_are_sharp_and_no_more_than_that_is_said()
     assert sites(run)[0].attention_logit_rms == pytest.approx(512, rel=0.15)
     (finding,) = found(run, "PC402")
     assert (finding.severity, finding.site.sublayer) == ("warning", "attention")
-    assert "fall on few keys" in finding.message
+    assert "concentrate on few keys" in finding.message
     # Saturated or not, gradients do reach queries and keys.
     assert all(p.grad_norm > 0 for p in run.record.parameters if p.name.endswith(("wq.weight", "wk.weight")))
     assert "gradient" not in finding.message
@@ -86,4 +86,4 @@ def test_a_gate_on_the_bare_stream_is_a_note_at_most():
     assert any(one.bare_read for one in sites(run))
     (finding,) = found(run, "PC106")
     assert finding.severity == "note"
-    assert "A gate or a router may read it so on purpose" in finding.message
+    assert "A gate or a router may do this on purpose" in finding.message

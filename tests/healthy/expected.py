@@ -1,11 +1,11 @@
-"""What the rules find in stock configs, and why it is true: each finding has a value and a kind, each kind a reason."""
+"""The findings of stock configs, each with its value and a kind, and for each kind the reason why it is true."""
 
-BARE, LIFTED, INTENDED = "small embedding", "small embedding, then a norm", "small embedding, meant so"
+BARE, LIFTED, INTENDED = "small embedding", "small embedding, then a norm", "small embedding, intended"
 CONVOLUTION, STEPS, GAIN = "convolution", "steps", "gain of 2"
 LINEAR, ATTENTION, UNUSED, SKIPPED = "linear updates", "attention updates", "mask token", "layer drop"
 WIDE = "wide matrices"
 
-# By model and rule: the value of its first finding, and the kind.
+# Per model and rule: the value of the first finding, and its kind.
 EXPECTED: dict[str, dict[str, tuple[float, str]]] = {
     "GPT": {"PC205": (35.7, LIFTED)},
     "GPT-Neo 1.3B": {"PC205": (43.6, BARE)},
@@ -59,46 +59,46 @@ EXPECTED: dict[str, dict[str, tuple[float, str]]] = {
 }
 
 REASONS: dict[str, str] = {
-    BARE: "The embedding has the std of the matrices (0.02 in most) and is neither multiplied nor normed, while the first "
-    "block reads it through a norm and so writes what its own matrices give, RMS 0.3 to 11. The value is the stream's RMS "
-    "behind the first block over that before it. Embeddings this small are tied to loss spikes, embeddings of about 1 avoid "
-    "them (Takase 2023, arXiv 2312.16903). Its controls are in the table too: Gemma (times sqrt(width)), BLOOM (a norm "
-    "behind it), GPT-2 (outputs divided by sqrt(2 x layers)) and Granite (times 12, updates times 0.22) start without the "
-    "jump and are silent.",
-    WIDE: "transformers draws Mamba's embedding, in_proj and x_proj with initializer_range, which this config sets to 0.1; "
-    "torch's default for a linear layer, which mamba_ssm keeps, has 1/sqrt(3 x 768) = 0.021. So the first block writes RMS "
-    "44 onto an embedding of 0.1.",
-    LIFTED: "Post-norm: the same small embedding, but a norm follows the first addition and brings the stream to 1, so that "
-    "only the first sublayer sees the jump. A note.",
-    CONVOLUTION: "transformers draws the short convolution of Gated DeltaNet with the std of the matrices, 0.02, where "
-    "torch's default for 4 taps has 1/sqrt(12) = 0.29. Queries, keys and values come out small, the core's output has RMS "
-    "1e-4 and less, and the norm behind it divides by sqrt(eps) = 1e-3. At full size Qwen3.8-27B was measured at RMS 1.4e-4, "
-    "where the branch writes 0.17 to 0.20 in place of about 1.1.",
-    INTENDED: "RWKV draws its embedding of size 1e-4 on purpose and norms it at once, so that it moves away quickly (arXiv "
-    "2305.13048, small init embedding). At the start, though, the variance 1e-8 is below the norm's eps of 1e-5: it gives "
-    "0.03 and not 1, which is also why PC205 sees a small embedding there.",
-    STEPS: "The step-size bias is left at 1 (Gated DeltaNet, Mamba-2 mixers) or 0 (Jamba) by transformers' init, so that "
-    "softplus gives 1.31 or 0.69 where Mamba (arXiv 2312.00752) draws 0.001 to 0.1: the state forgets within a few tokens at "
-    "the start (fla-org/flash-linear-attention issue 739). A note where the mixer is no state-space model.",
+    BARE: "The embedding has the std of the matrices (0.02 in most models) and is neither multiplied nor normalised. The first "
+    "block reads it through a norm, so it writes at the scale of its own matrices, RMS 0.3 to 11. The value is the stream's "
+    "RMS after the first block over that before it. Embeddings this small are tied to loss spikes, and embeddings of about 1 "
+    "avoid them (Takase 2023, arXiv 2312.16903). The table also contains the controls: Gemma (times sqrt(width)), BLOOM (a "
+    "norm after it), GPT-2 (outputs divided by sqrt(2 x layers)) and Granite (times 12, updates times 0.22) start without the "
+    "jump and have no such finding.",
+    WIDE: "transformers draws Mamba's embedding, in_proj and x_proj with initializer_range, which this config sets to 0.1. "
+    "torch's default for a linear layer, which mamba_ssm keeps, is 1/sqrt(3 x 768) = 0.021. So the first block writes RMS 44 "
+    "onto an embedding of 0.1.",
+    LIFTED: "Post-norm: the embedding is as small, but a norm follows the first addition and brings the stream to 1, so only "
+    "the first sublayer sees the jump. A note.",
+    CONVOLUTION: "transformers draws the short convolution of Gated DeltaNet with the std of the matrices, 0.02; torch's "
+    "default for 4 taps is 1/sqrt(12) = 0.29. Queries, keys and values come out small, the output of the core has RMS 1e-4 or "
+    "less, and the norm after it divides by sqrt(eps) = 1e-3. In Qwen3.8-27B at full size it was measured as 1.4e-4, and the "
+    "branch writes 0.17 to 0.20 instead of about 1.1.",
+    INTENDED: "RWKV draws its embedding at scale 1e-4 on purpose and normalises it at once, so that it moves away quickly "
+    "(arXiv 2305.13048, small init embedding). At the start, however, its variance of 1e-8 is below the norm's eps of 1e-5: "
+    "the norm's output is 0.03 instead of 1. This is also why PC205 sees a small embedding there.",
+    STEPS: "transformers' init leaves the step-size bias at 1 (Gated DeltaNet, Mamba-2 mixers) or 0 (Jamba), so softplus gives "
+    "1.31 or 0.69, where Mamba (arXiv 2312.00752) draws 0.001 to 0.1. At the start, the state forgets within a few tokens "
+    "(fla-org/flash-linear-attention issue 739). A note where the mixer is not a state-space model.",
     GAIN: "Nemotron's norm applies 1 + weight, and transformers' init sets the weight to 1: a gain of 2 in all 65 norms "
-    "(huggingface/transformers issue 40224). A checkpoint overwrites it; a model that is trained from this init has it.",
-    LINEAR: "Updates of linear attention, state-space and convolution mixers are small beside a stream that the MLPs made "
-    "large; bf16 keeps 8 bits, so that an element below 1/512 to 1/256 of the stream's is lost. A normal update of 0.0065 of "
-    "the stream loses 26 % (measured); where heads or tokens differ in size, more. A note.",
-    ATTENTION: "ModernBERT draws output projections with std 0.02/sqrt(2 x layers) = 0.003 and attends over all tokens, so "
-    "that attention writes 0.007 of a stream of RMS 1. A note.",
-    UNUSED: "The mask token takes the place of patches that are hidden in self-supervised training; a classifier hides none.",
-    SKIPPED: "layerdrop is 0.1: in training mode a layer is left out at random, in this pass the first. The value counts its "
-    "parameters.",
+    "(huggingface/transformers issue 40224). A checkpoint overwrites it; a model trained from this init has it.",
+    LINEAR: "The updates of linear attention, state-space and convolution mixers are small compared with a stream that the "
+    "MLPs made large. bf16 keeps 8 bits, so an element below 1/512 to 1/256 of the stream's is lost. A normal update of 0.0065 "
+    "of the stream loses 26 % (measured), and more if heads or tokens differ in size. A note.",
+    ATTENTION: "ModernBERT draws output projections with std 0.02/sqrt(2 x layers) = 0.003 and attends to all tokens, so "
+    "attention writes 0.007 of a stream of RMS 1. A note.",
+    UNUSED: "The mask token replaces patches that are hidden in self-supervised training; a classifier hides none.",
+    SKIPPED: "layerdrop is 0.1: in training mode layers are skipped at random, in this pass the first one. The value counts "
+    "its parameters.",
 }
 
 _DEEPNORM = (
-    "The config has DeepNorm's alpha = (2 x 80)^(1/4) = 3.5566 on every residual, but transformers draws all matrices with "
-    "std 0.02, without the (8 x 80)^(-1/4) = 0.199 that DeepNorm (arXiv 2203.00555) multiplies values, outputs and FFN "
-    "weights with. Lightning attention is normed inside and so passes gradients more strongly than activations, and a norm "
-    "on the stream follows each addition: the gradient grows by the factor above in every block on its way back, which is 7 "
-    "to 8 orders of magnitude over 80. Drawn as DeepNorm has it (Xavier, those weights times 0.199), the same config gives a "
-    "flat gradient and no error."
+    "The config has DeepNorm's alpha = (2 x 80)^(1/4) = 3.5566 on every residual, but transformers draws all matrices with std "
+    "0.02, without the factor (8 x 80)^(-1/4) = 0.199 that DeepNorm (arXiv 2203.00555) puts on value, output and FFN weights. "
+    "Lightning attention has a norm inside, so it passes gradients more strongly than activations, and a norm on the stream "
+    "follows each addition. So the gradient grows in every block on its way back by the factor above, 7 to 8 orders of "
+    "magnitude over 80 blocks. With DeepNorm's own init (Xavier, those weights times 0.199), the same config has a flat "
+    "gradient and no error."
 )
 
 # Not the initialisation that the model was trained from: an error that is true of what transformers builds.

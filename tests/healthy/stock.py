@@ -11,7 +11,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from propcheck import rules
-from propcheck.api import scanning
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.config.probe import Probe, load_probe
 from propcheck.config.resolve import Override
 from propcheck.records import Run
@@ -96,7 +97,7 @@ def scan(stock: Stock, folder: Path, init: Callable[[nn.Module], None] | None = 
 
         return dataclasses.replace(own, build=build)
 
-    run = scanning.scan(probe, target=stock.name, task=task)
+    run = measure(ScanRequest(stock.name, probe, task))
     return dataclasses.replace(run, findings=rules.judge(run))
 
 

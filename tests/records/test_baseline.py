@@ -13,11 +13,16 @@ from synthetic import factors, parameter, qwen, run_of
 
 from propcheck import rules
 from propcheck.errors import PropcheckError
-from propcheck.records import Angle, Doubling, NormRecord, Origin
-from propcheck.records.baseline import kept, read_baseline, write_baseline
+from propcheck.records import Angle, Doubling, NormRecord, Origin, baseline
+from propcheck.records.baseline import kept, read_baseline
 from propcheck.records.store import read_run, write_run
+from propcheck.render.baseline_summary import baseline_summary
 
 ROOT = Path(__file__).parents[2]
+
+
+def write_baseline(run, path):
+    baseline.write_baseline(run, path, baseline_summary(run))
 
 
 @pytest.fixture
@@ -174,7 +179,7 @@ def test_the_summary_is_of_the_run_and_of_no_machine(run, path):
     text = path.with_suffix(".md").read_text()
     for line in ("# Baseline: synthetic", "- precision: bf16", "- inputs: batch 1, 256 tokens, zipf", "- seeds: 0, 7"):
         assert line in text.splitlines()
-    assert "- first loss: 0.333; of a uniform guess 6.91" in text
+    assert "- first loss: 0.333; a uniform guess gives 6.91" in text
     assert "- versions: propcheck 0.1.0, torch 2.13.0" in text
     assert "12.5" not in text  # the seconds that it took
 
@@ -212,10 +217,10 @@ def test_a_place_where_no_baseline_belongs_is_refused(run, path, tmp_path):
     (tmp_path / "folder.parquet").mkdir()
     (tmp_path / "file").write_text("")
     for place, message in (
-        (tmp_path / "one.json", "name one that ends with .parquet"),
-        (tmp_path / "sublayers.parquet", "the name of a file of a run directory"),
-        (path.parent / "notes.parquet", r"notes\.md: is no summary of a baseline"),
-        (tmp_path / "folder.parquet", "a directory; a baseline is a file"),
+        (tmp_path / "one.json", "use a name that ends with .parquet"),
+        (tmp_path / "sublayers.parquet", "reserved for a file of a run directory"),
+        (path.parent / "notes.parquet", r"notes\.md: the summary of the baseline would replace this file"),
+        (tmp_path / "folder.parquet", "is a directory; a baseline is a file"),
         (tmp_path / "file" / "one.parquet", "cannot write the baseline"),
     ):
         with pytest.raises(PropcheckError, match=message):
@@ -225,17 +230,17 @@ def test_a_place_where_no_baseline_belongs_is_refused(run, path, tmp_path):
 
 
 def test_a_missing_baseline_is_named(tmp_path):
-    assert refusal(tmp_path / "no.parquet").startswith("no such baseline; make it with")
+    assert refusal(tmp_path / "no.parquet").startswith("no such baseline; create it with")
 
 
 def test_a_folder_is_no_baseline(tmp_path):
-    assert refusal(tmp_path).startswith("a directory, not a baseline")
+    assert refusal(tmp_path).startswith("is a directory, not a baseline")
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"PAR1", b"PAR1PAR1", b"{}" * 100])
 def test_what_is_no_parquet_is_refused(content, tmp_path):
     (tmp_path / "one.parquet").write_bytes(content)
-    said = "empty" if not content else "cut short or damaged" if content[:4] == b"PAR1" else "not a Parquet file"
+    said = "empty" if not content else "truncated or damaged" if content[:4] == b"PAR1" else "not a Parquet file"
     assert refusal(tmp_path / "one.parquet").startswith(said)
 
 
@@ -243,7 +248,7 @@ def test_a_baseline_cut_short_anywhere_is_refused(path):
     content = path.read_bytes()
     for length in (1, 3, 4, 5, 100, *range(200, len(content), 997), *range(len(content) - 12, len(content))):
         path.write_bytes(content[:length])
-        assert refusal(path).startswith(("cut short or damaged", "not a Parquet file"))
+        assert refusal(path).startswith(("truncated or damaged", "not a Parquet file"))
 
 
 def test_garbage_is_refused_or_reads_as_it_was_written(path):
@@ -267,25 +272,25 @@ def test_garbage_is_refused_or_reads_as_it_was_written(path):
 
 def test_a_parquet_file_of_someone_else_is_refused(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "one.parquet")
-    assert "not one of propcheck's" in refusal(tmp_path / "one.parquet")
+    assert "not written by propcheck" in refusal(tmp_path / "one.parquet")
 
 
 @pytest.mark.parametrize("name", ["sublayers.parquet", "parameters.parquet"])
 def test_a_file_of_a_run_directory_is_no_baseline(name, run, tmp_path):
     write_run(run, tmp_path)
     text = refusal(tmp_path / name)
-    assert "a file of a run directory, not a baseline; name the directory" in text
+    assert "is a file of a run directory, not a baseline; give the directory" in text
     assert f"--baseline {tmp_path}" not in text  # which would have that file overwritten
 
 
 def test_a_number_that_was_changed_is_seen(path):
     run = pq.read_schema(path).metadata[b"propcheck.run"]
     rewritten(path, metadata={b"propcheck.run": run.replace(b'"batch": 1', b'"batch": 2')})
-    assert refusal(path).startswith("damaged, or changed since")
+    assert refusal(path).startswith("damaged or modified since")
     rewritten(path, metadata={b"propcheck.run": run})
     read_baseline(path)
     rewritten(path, change=lambda table: table.set_column(0, "name", pa.array([*[None] * 12, "blocks.0.a.weight", "c"])))
-    assert refusal(path).startswith("damaged, or changed since")
+    assert refusal(path).startswith("damaged or modified since")
 
 
 def sealed(monkeypatch, path, **changes):
@@ -297,7 +302,7 @@ def sealed(monkeypatch, path, **changes):
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"run": null}', b"\xff", b"[" * 100_000])
 def test_metadata_that_are_broken_are_refused(text, path, monkeypatch):
     sealed(monkeypatch, path, metadata={b"propcheck.run": text})
-    assert refusal(path).startswith("its metadata are broken")
+    assert refusal(path).startswith("broken metadata")
 
 
 def test_a_newer_schema_is_refused_even_when_forced(path, monkeypatch):
@@ -313,7 +318,7 @@ def test_an_older_schema_is_read_as_far_as_it_goes_when_forced(run, path, monkey
         metadata={b"propcheck.schema_version": b"0"},
         change=lambda table: table.drop_columns(["cosine", "grad_norm"]).append_column("gone", pa.array([1.0] * len(table))),
     )
-    assert refusal(path).startswith("written by an older propcheck (schema 0; this one reads 1); make it again with")
+    assert refusal(path).startswith("written by an older propcheck (schema 0; this one reads 1); create it again with")
     read = read_baseline(path, force=True)
     assert {site.cosine for site in read.sites} == {None}
     assert [one.grad_norm for one in read.parameters] == [None, None]
@@ -324,10 +329,10 @@ def test_an_older_schema_is_read_as_far_as_it_goes_when_forced(run, path, monkey
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.append_column("more", pa.array([1.0] * len(table))), "not those of schema 1 (more)"),
-        (lambda table: table.drop_columns(["name"]), "not those of schema 1 (name)"),
-        (lambda table: table.drop_columns(["numel"]), "not those of schema 1 (numel)"),
-        (lambda table: table.set_column(0, "name", pa.nulls(len(table), pa.string())), "column seed has rows without a value"),
+        (lambda table: table.append_column("more", pa.array([1.0] * len(table))), "differ from schema 1 (more)"),
+        (lambda table: table.drop_columns(["name"]), "differ from schema 1 (name)"),
+        (lambda table: table.drop_columns(["numel"]), "differ from schema 1 (numel)"),
+        (lambda table: table.set_column(0, "name", pa.nulls(len(table), pa.string())), "column seed has null values"),
     ],
 )
 def test_columns_of_another_kind_are_refused(change, message, path, monkeypatch):

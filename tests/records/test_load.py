@@ -36,7 +36,7 @@ def test_a_directory_and_each_of_its_files_give_the_whole_run(run, directory):
 
 
 def test_a_baseline_is_read_as_one(run, tmp_path):
-    write_baseline(run, tmp_path / "one.parquet")
+    write_baseline(run, tmp_path / "one.parquet", "")
     assert load(tmp_path / "one.parquet") == kept(run)
 
 
@@ -66,27 +66,27 @@ def test_a_width_that_no_site_tells_is_unknown(tmp_path):
 def test_parameters_alone_are_no_run(directory, tmp_path):
     for name in ("parameters.parquet", "norms.parquet"):
         shutil.copy(directory / name, tmp_path / "alone.parquet")
-        with pytest.raises(PropcheckError, match=f"alone.parquet: {name} alone is no run; name the run directory"):
+        with pytest.raises(PropcheckError, match=f"alone.parquet: {name} alone is not a run; give the run directory"):
             load(tmp_path / "alone.parquet")
 
 
 def test_a_file_of_another_scan_in_a_run_directory_is_refused(run, directory, tmp_path):
     write_run(dataclasses.replace(run, sites=run.sites[:6]), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "sublayers.parquet", directory)
-    with pytest.raises(PropcheckError, match=r"not the file that run\.json was written with"):
+    with pytest.raises(PropcheckError, match=r"does not belong to run\.json"):
         load(directory / "sublayers.parquet")
 
 
 def test_sublayers_with_broken_metadata_are_refused(directory, tmp_path):
     table = pq.read_table(directory / "sublayers.parquet")
     for key, value, message in (
-        (b"propcheck.seeds", b"{", "metadata are broken"),
-        (b"propcheck.seeds", b"[null]", "metadata are broken"),
-        (b"propcheck.versions", b"[]", "metadata are broken"),
-        (b"propcheck.target", b"\xff", "metadata are broken"),
+        (b"propcheck.seeds", b"{", "broken metadata"),
+        (b"propcheck.seeds", b"[null]", "broken metadata"),
+        (b"propcheck.versions", b"[]", "broken metadata"),
+        (b"propcheck.target", b"\xff", "broken metadata"),
         (b"propcheck.schema_version", b"2", "newer propcheck"),
         (b"propcheck.schema_version", b"0", "older propcheck"),
-        (b"propcheck.schema_version", b"one", "not one of propcheck's"),
+        (b"propcheck.schema_version", b"one", "not written by propcheck"),
     ):
         pq.write_table(table.replace_schema_metadata({**table.schema.metadata, key: value}), tmp_path / "sublayers.parquet")
         with pytest.raises(PropcheckError, match=message) as caught:
@@ -108,12 +108,12 @@ def test_what_is_no_run_gives_one_line(name, directory, tmp_path):
             load(place)
         assert "\n" not in str(caught.value)
     pq.write_table(pa.table({"a": [1]}), place)
-    with pytest.raises(PropcheckError, match="not one of propcheck's"):
+    with pytest.raises(PropcheckError, match="not written by propcheck"):
         load(place)
 
 
 def test_another_file_or_an_unfinished_directory_is_named(directory, tmp_path):
-    with pytest.raises(PropcheckError, match="no run; it takes a run directory"):
+    with pytest.raises(PropcheckError, match="not a run; give a run directory"):
         load(tmp_path / "nowhere")
     (directory / "run.json").unlink()
     with pytest.raises(PropcheckError, match=r"run\.json: missing"):

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from synthetic import additive, factors, run_of
 
-from propcheck.api.sweep import Outcome
+from propcheck.comparison.sweep import Outcome, Sweep
 from propcheck.config.grid import grid, read_axes
 from propcheck.records import Finding
-from propcheck.render.terminal.sweep_table import Sweep, print_sweep, summary, sweep_json, sweep_markdown
+from propcheck.render.terminal.sweep_table import print_sweep, summary, sweep_json, sweep_markdown
 
 
 def finding(severity, rule):

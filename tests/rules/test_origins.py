@@ -31,13 +31,13 @@ def broken(seed=0):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "made by softmax in layers.0.attn, out of scores that are -infinity in whole rows: tokens 0 to 3 of 16."),
+        ({}, "made by softmax in layers.0.attn, given scores that are -infinity in whole rows: tokens 0 to 3 of 16."),
         ({"tokens": (3,), "affected": 1}, "whole rows: token 3 of 16."),
         ({"tokens": (0, 2), "affected": 2}, "whole rows: at 2 of 16 tokens, token 0 the first."),
         ({"tokens": tuple(range(8)), "affected": 12}, "whole rows: at 12 of 16 tokens, token 0 the first."),
         ({"tokens": tuple(range(8)), "affected": 16}, "whole rows: at all 16 tokens."),
         ({"tokens": (), "affected": None, "positions": None}, "whole rows."),
-        ({"module": None, "function": "log", "value": "infinity"}, "The first infinity of the pass is made by log, out of"),
+        ({"module": None, "function": "log", "value": "infinity"}, "The first infinity of the pass is made by log, given"),
     ],
 )
 def test_the_message_names_operation_place_and_tokens(changes, text):
@@ -79,15 +79,15 @@ def test_a_gradient_s_own_origin_is_named_where_the_loss_is_finite_and_the_loss_
     both = (origin(function="log", module=None, block=None), origin(direction="backward", function="the backward of sqrt"))
     assert "made by the backward of sqrt in layers.0.attn" in message(run_of(records, origins=both), "PC305")
     text = message(run_of(records, origins=both, loss=math.nan), "PC305")
-    assert "the loss itself is NaN although every sum is finite. The first NaN of the pass is made by log, out of" in text
+    assert "the loss itself is NaN, although every sum is finite. The first NaN of the pass is made by log, given" in text
 
 
 def test_a_loss_that_only_padding_spoils_is_not_said_to_be_spoilt_behind_the_blocks():
     records = [with_gradient(r, math.nan, math.nan) for r in additive(8)]
     text = message(run_of(records, origins=(origin(),), loss=math.nan), "PC305")
     assert "although every sum is finite at every token that counts. The first NaN" in text
-    assert "behind the last block" not in text
-    assert "behind the last block" in message(run_of(records, loss=math.nan), "PC305")
+    assert "after the last block" not in text
+    assert "after the last block" in message(run_of(records, loss=math.nan), "PC305")
 
 
 def test_a_parameter_s_gradient_has_it_too():

@@ -1,8 +1,10 @@
 """The framework: what a user can ask of rules, and that no input breaks them."""
 
+import ast
 import dataclasses
 import math
 import random
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,10 +64,23 @@ def test_a_rule_explains_itself(rule):
         rule.basis,
         rule.source,
         rule.remedy,
+        rule.example.broken,
+        rule.example.repaired,
         f"{rule.threshold:g}",
     ):
         assert part in text
     assert rules.explain(rule.name) == text
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.id)
+def test_an_example_is_valid_code_and_is_repaired(rule):
+    assert rule.example.broken != rule.example.repaired
+    for code in (rule.example.broken, rule.example.repaired):
+        if rule.example.language == "python":
+            ast.parse(code)
+        else:
+            assert rule.example.language == "toml"
+            tomllib.loads(code)
 
 
 @pytest.mark.parametrize("rule", rules.ALL, ids=lambda rule: rule.id)
@@ -90,6 +105,16 @@ def test_select_and_ignore_choose_rules():
     assert [f.rule for f in rules.judge(run)] == ["PC201"]
     assert [f.rule for f in rules.judge(run, select=["PC301"])] == ["PC301"]
     assert [f.rule for f in rules.judge(run, ignore=["explosion"])] == ["PC301"]
+
+
+def test_a_family_stands_for_all_its_rules():
+    assert [rule.id for rule in rules.chosen(["PC3"])] == [id_ for id_ in NAMES if id_.startswith("PC3")]
+    assert [rule.id for rule in rules.chosen(["pc4", "PC501"])] == ["PC401", "PC402", "PC501"]
+    assert [rule.id for rule in rules.chosen(["PC2"], ["PC2", "explosion"])] == []
+    run = run_of(factors(64, forward=1.1, backward=1.1))
+    assert [finding.rule for finding in rules.judge(run, ignore=["PC2"])] == ["PC301"]
+    with pytest.raises(PropcheckError, match="unknown rule PC9"):
+        rules.chosen(["PC9"])
 
 
 def test_settings_change_threshold_and_severity():
@@ -161,7 +186,7 @@ def test_no_parameter_breaks_a_rule(seed):
 def test_a_model_without_blocks_is_judged_by_site():
     records = [dataclasses.replace(r, block=None) for r in factors(64, forward=1.21)]
     (finding,) = rules.judge(run_of(records), select=["PC201"])
-    assert "x1.1 a site" in finding.message
+    assert "x1.1 per site" in finding.message
     assert "over 128 sites" in finding.message
 
 

@@ -11,7 +11,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import propcheck
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.cli.app import run
 from propcheck.config.probe import load_probe
 from propcheck.deferred_init.record import record
@@ -65,7 +66,7 @@ def config(tmp_path, monkeypatch):
 
 
 def scanned(target, *overrides):
-    return scan(load_probe(target, ["inputs.tokens=16", "inputs.batch=2", *overrides]), target=target)
+    return measure(ScanRequest(target, load_probe(target, ["inputs.tokens=16", "inputs.batch=2", *overrides])))
 
 
 def built(target, *overrides):
@@ -84,13 +85,13 @@ def message(target, *overrides):
 
 
 def test_a_causal_model_is_scanned_from_its_config_alone(config):
-    one = scanned(config({**LLAMA, "dtype": "bfloat16"}))
-    assert (one.model.class_name, one.model.blocks, one.model.sites) == ("LlamaForCausalLM", 2, 4)
-    assert (one.precision, one.notes) == ("bf16", ())
-    assert one.loss.uniform == pytest.approx(math.log(300))
-    assert {p.dtype for p in one.parameters if p.kind == "parameter"} == {"bfloat16"}
-    assert one.versions["transformers"]
-    assert one.settings["huggingface"]["config"].endswith("/model")
+    result = scanned(config({**LLAMA, "dtype": "bfloat16"}))
+    assert (result.model.class_name, result.model.blocks, result.model.sites) == ("LlamaForCausalLM", 2, 4)
+    assert (result.precision, result.notes) == ("bf16", ())
+    assert result.loss.uniform == pytest.approx(math.log(300))
+    assert {p.dtype for p in result.parameters if p.kind == "parameter"} == {"bfloat16"}
+    assert result.versions["transformers"]
+    assert result.settings["huggingface"]["config"].endswith("/model")
 
 
 def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(config):
@@ -103,7 +104,7 @@ def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(confi
 
 
 @pytest.mark.parametrize(
-    ("data", "said", "dtype"),
+    ("data", "expected", "dtype"),
     [
         ({"torch_dtype": "float16"}, "fp16", torch.float16),
         ({"dtype": "float32"}, "fp32", torch.float32),
@@ -111,11 +112,11 @@ def test_a_model_of_seventy_billion_parameters_is_built_without_its_memory(confi
         ({}, "fp32", torch.float32),
     ],
 )
-def test_the_dtype_is_the_configs_and_a_missing_one_is_said(config, data, said, dtype):
+def test_the_dtype_is_the_configs_and_a_missing_one_is_said(config, data, expected, dtype):
     task, model, _ = built(config({**LLAMA, **data}))
-    assert (task.precision, model.dtype) == (said, dtype)
-    assert task.notes == (() if data else ("The config names no dtype: fp32 (--precision for another).",))
-    assert task.loss_scale == (1024 if said == "fp16" else 1)
+    assert (task.precision, model.dtype) == (expected, dtype)
+    assert task.notes == (() if data else ("The config sets no dtype: fp32 is used (--precision sets another).",))
+    assert task.loss_scale == (1024 if expected == "fp16" else 1)
 
 
 def test_a_preset_overrules_the_dtype_of_the_config(config):
@@ -144,7 +145,7 @@ def test_a_class_that_transformers_does_not_have_is_replaced_and_said(config):
     task, model, _ = built(config({**LLAMA, "architectures": ["MyLlamaForCausalLM"], "dtype": "float32"}))
     assert type(model).__name__ == "LlamaForCausalLM"
     assert task.notes == (
-        "architectures names MyLlamaForCausalLM, which transformers does not have; LlamaForCausalLM is scanned.",
+        "transformers has no class MyLlamaForCausalLM (architectures in the config); LlamaForCausalLM is scanned.",
     )
 
 
@@ -157,12 +158,10 @@ def test_of_a_multimodal_config_the_text_model_is_scanned_and_that_is_said(confi
         "text_config": {**TEXT, "model_type": "llama"},
         "vision_config": {**IMAGE, "model_type": "clip_vision_model"},
     }
-    one = scanned(config(data))
-    assert (one.model.class_name, one.precision, one.model.sites) == ("LlamaForCausalLM", "fp16", 4)
-    assert one.notes == (
-        "The text model of LlavaForConditionalGeneration, LlamaForCausalLM, is scanned; its other parts are not.",
-    )
-    assert any(p.name == "model.embed_tokens.weight = lm_head.weight" for p in one.parameters)  # tied, as the file says
+    result = scanned(config(data))
+    assert (result.model.class_name, result.precision, result.model.sites) == ("LlamaForCausalLM", "fp16", 4)
+    assert result.notes == ("Only LlamaForCausalLM, the text model of LlavaForConditionalGeneration, is scanned.",)
+    assert any(p.name == "model.embed_tokens.weight = lm_head.weight" for p in result.parameters)  # tied, as the file says
 
 
 @pytest.mark.parametrize(
@@ -190,12 +189,12 @@ def test_models_of_every_kind_get_a_batch_and_a_loss(config, data, sites, unifor
     if data["model_type"] == "whisper":
         data = {**data, "architectures": ["WhisperForConditionalGeneration"], "max_target_positions": 64, "bos_token_id": 1}
         data |= {"decoder_start_token_id": 1, "eos_token_id": 2, "begin_suppress_tokens": None, "suppress_tokens": None}
-    one = scanned(config(data), "precision.preset=fp32")
-    assert one.model.sites == sites
-    assert one.loss.uniform == (None if uniform is None else pytest.approx(math.log(uniform)))
-    assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (2, tokens, source)
-    assert math.isfinite(one.loss.value)
-    assert any("no loss of its own" in note for note in one.notes) == (uniform is None)
+    result = scanned(config(data), "precision.preset=fp32")
+    assert result.model.sites == sites
+    assert result.loss.uniform == (None if uniform is None else pytest.approx(math.log(uniform)))
+    assert (result.inputs.batch, result.inputs.tokens, result.inputs.source) == (2, tokens, source)
+    assert math.isfinite(result.loss.value)
+    assert any("has no loss" in note for note in result.notes) == (uniform is None)
 
 
 def test_half_precision_images_and_sound_have_the_dtype_of_the_model(config):
@@ -261,9 +260,9 @@ def test_both_towers_of_a_pair_are_fed(config):
         "vision_config": IMAGE,
         "architectures": ["CLIPModel"],
     }
-    one = scanned(config(data))
-    assert one.model.sites == 8
-    assert all(p.grad_state == "norm" for p in one.parameters if p.kind == "parameter" and "layers" in p.name)
+    result = scanned(config(data))
+    assert result.model.sites == 8
+    assert all(p.grad_state == "norm" for p in result.parameters if p.kind == "parameter" and "layers" in p.name)
 
 
 def test_evaluation_mode_reaches_the_model_and_training_is_the_default(config):
@@ -279,7 +278,7 @@ def test_there_is_no_cache_and_no_quantisation(config):
     assert model.config.use_cache is False
     assert not hasattr(model.config, "quantization_config")
     assert task.notes == (
-        "quantization_config is left out: the model is scanned as it is trained, not as a quantised checkpoint.",
+        "quantization_config is ignored: the model is scanned as in training, not as a quantised checkpoint.",
     )
 
 
@@ -294,29 +293,29 @@ def test_keys_of_the_config_are_overridden_by_any_of_their_names(config):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("num_hiden_layers=3", "unknown key huggingface.overrides.num_hiden_layers; did you mean num_hidden_layers?"),
         ("zzz=3", "unknown key huggingface.overrides.zzz; LlamaConfig has no such key"),
     ],
 )
-def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, override, said):
-    assert message(config(LLAMA), f"huggingface.overrides.{override}") == said
+def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, override, expected):
+    assert message(config(LLAMA), f"huggingface.overrides.{override}") == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "is empty"),
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[1]", "must hold a table, not a list"),
-        ("{}", "has no model_type, so it is no config of transformers"),
-        ('{"model_type": "lama"}', "model_type 'lama' is none that transformers "),
-        ('{"model_type": 3}', "model_type 3 is none that transformers "),
+        ("[1]", "must hold a JSON object, not a list"),
+        ("{}", "has no model_type, so it is not a transformers config"),
+        ('{"model_type": "lama"}', "model_type 'lama' is unknown to transformers "),
+        ('{"model_type": 3}', "model_type 3 is unknown to transformers "),
         (
             '{"model_type": "llama", "auto_map": {"AutoModel": "modeling.X"}}',
             (
-                "auto_map asks for code from elsewhere, which is never run; write a callable that builds the model and scan "
+                "auto_map needs remote code, which propcheck never runs; write a callable that builds the model and scan "
                 "package.module:callable"
             ),
         ),
@@ -324,12 +323,15 @@ def test_an_unknown_key_of_the_config_is_refused_with_the_nearest(config, overri
             json.dumps({**LLAMA, "architectures": ["GPT2LMHeadModel"]}),
             "architectures names GPT2LMHeadModel, which takes model_type 'gpt2', not 'llama'",
         ),
-        (json.dumps({**LLAMA, "dtype": "float64"}), "dtype torch.float64 is none to train in; --precision bf16, fp16, fp32 or"),
+        (
+            json.dumps({**LLAMA, "dtype": "float64"}),
+            "dtype torch.float64 is not a training precision; set --precision bf16, fp16, fp32 or",
+        ),
         (json.dumps({**LLAMA, "num_hidden_layers": "two"}), "LlamaConfig: "),
     ],
 )
-def test_a_wrong_config_is_one_line_that_names_the_file(config, text, said):
-    assert message(config(text)).startswith(f"{load_probe('model').huggingface.config}/config.json: {said}")
+def test_a_wrong_config_is_one_line_that_names_the_file(config, text, expected):
+    assert message(config(text)).startswith(f"{load_probe('model').huggingface.config}/config.json: {expected}")
 
 
 def test_an_unknown_type_has_its_nearest(config):
@@ -342,7 +344,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_more_tokens_than_positions_are_refused(config):
     with pytest.raises(
-        PropcheckError, match=r"inputs.tokens = 65 is more than the config's max_position_embeddings = 64; --tok"
+        PropcheckError, match=r"inputs.tokens = 65 exceeds max_position_embeddings = 64 of the config; use --tok"
     ):
         scanned(config(LLAMA), "inputs.tokens=65")
 
@@ -392,9 +394,9 @@ def test_a_wrong_config_is_status_2(config, capsys, text):
 
 
 def test_every_config_class_that_builds_by_default_gives_its_keys():
-    from propcheck.targets.huggingface import _keys_of
+    from propcheck.targets.hf_config import config_keys
 
-    assert {"num_hidden_layers", "rope_parameters", "dtype"} <= _keys_of(CONFIG_MAPPING["llama"])
+    assert {"num_hidden_layers", "rope_parameters", "dtype"} <= config_keys(CONFIG_MAPPING["llama"])
 
 
 def test_tokens_that_nobody_asked_for_are_no_more_than_the_positions(tmp_path):
@@ -402,4 +404,4 @@ def test_tokens_that_nobody_asked_for_are_no_more_than_the_positions(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     run = propcheck.scan(str(tmp_path))
     assert run.record.inputs.tokens == 64
-    assert "64 tokens: the config has positions for no more." in run.notes
+    assert "inputs.tokens is 64: the config has no more positions." in run.notes

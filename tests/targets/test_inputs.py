@@ -132,8 +132,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_position(tmp_path):
 
 
 def test_the_position_counts_from_the_start_of_the_file(ids_file):
-    said = refusal(tokens(ids_file, tokens=100), vocabulary=10)
-    words = said.split()
+    words = refusal(tokens(ids_file, tokens=100), vocabulary=10).split()
     assert words[2] == words[5]  # in this file an id is its own position
     assert int(words[2]) >= 10
 
@@ -152,27 +151,27 @@ def test_bad_files_are_refused(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"x" * 1025)
     (tmp_path / "short.bin").write_bytes(b"x\0" * 10)
     (tmp_path / "folder.npy").mkdir()
-    said = {
+    messages = {
         "missing.npy": "No such file or directory",
         "folder.npy": "Is a directory",
         "float.npy": "holds float32, not integers",
         "bool.npy": "holds bool, not integers",
-        "square.npy": "has shape (300, 300); ids must lie in one row, as array.reshape(-1) gives",
+        "square.npy": "has shape (300, 300); must be one-dimensional, as array.reshape(-1) returns",
         "short.npy": "holds 255 ids, fewer than inputs.tokens = 256",
         "none.npy": "holds 0 ids, fewer than inputs.tokens = 256",
         "empty.npy": "is empty",
     }
-    for name, words in said.items():
-        assert refusal(tokens(tmp_path / name)) == f"{tmp_path / name}: {words}"
+    for name, expected in messages.items():
+        assert refusal(tokens(tmp_path / name)) == f"{tmp_path / name}: {expected}"
     for name in ("object.npy", "text.npy", "cut.npy"):
         assert refusal(tokens(tmp_path / name)).startswith(f"{tmp_path / name}: not a .npy array: ")
-    said = {
+    messages = {
         "empty.bin": "is empty",
         "odd.bin": "1 bytes remain after the last uint16; is inputs.dtype right?",
         "short.bin": "holds 10 ids, fewer than inputs.tokens = 256",
     }
-    for name, words in said.items():
-        assert refusal(tokens(tmp_path / name, dtype="uint16")) == f"{tmp_path / name}: {words}"
+    for name, expected in messages.items():
+        assert refusal(tokens(tmp_path / name, dtype="uint16")) == f"{tmp_path / name}: {expected}"
 
 
 @pytest.fixture
@@ -203,6 +202,4 @@ def test_bad_texts_and_tokenizers_are_refused(text_inputs, tmp_path, monkeypatch
     (tmp_path / "tokenizer.json").unlink()
     assert refusal(text_inputs) == f"{tmp_path}/tokenizer.json: No such file or directory"
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert refusal(text_inputs).endswith(
-        "reading text needs tokenizers; install the extra hf: pip install -e '.[hf]' in the clone"
-    )
+    assert refusal(text_inputs).endswith("reading text needs tokenizers (extra hf): pip install -e '.[hf]' in the clone")

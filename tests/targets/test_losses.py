@@ -50,8 +50,8 @@ def test_integer_labels_of_the_logits_shape_have_a_uniform_guess():
     assert default_loss(own, {"x": IDS, "labels": torch.tensor([0, 6])}).uniform == pytest.approx(math.log(7))
     assert default_loss(own, {"x": IDS, "labels": torch.zeros(2)}).uniform is None  # floats: a regression
     assert default_loss(own, {"x": IDS, "labels": torch.zeros(2, 4, dtype=torch.long)}).uniform is None  # of another shape
-    one = (torch.zeros(1, 3, 5), torch.tensor(1.0))
-    assert default_loss(one, {"idx": IDS, "targets": IDS}).uniform == pytest.approx(math.log(5))
+    pair = (torch.zeros(1, 3, 5), torch.tensor(1.0))
+    assert default_loss(pair, {"idx": IDS, "targets": IDS}).uniform == pytest.approx(math.log(5))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.cli.app import run
 from propcheck.config.probe import load_probe
 from propcheck.targets.user_errors import target_error
@@ -82,7 +83,7 @@ def write(tmp_path, monkeypatch):
 
 
 def scanned(target, *overrides):
-    return scan(load_probe(target, ["inputs.tokens=8", *overrides]), target=target)
+    return measure(ScanRequest(target, load_probe(target, ["inputs.tokens=8", *overrides])))
 
 
 def refused(capsys, target, *options):
@@ -102,10 +103,10 @@ def line_of(text):
 
 def test_a_module_whose_forward_takes_ids_needs_nothing_else(write):
     write("")
-    one = scanned("mine:Model")
-    assert (one.model.class_name, one.model.blocks, one.model.sites) == ("Model", 3, 3)
-    assert one.loss.uniform == pytest.approx(math.log(50))
-    assert (one.precision, one.inputs.source, one.inputs.tokens) == ("fp32", "zipf", 8)
+    result = scanned("mine:Model")
+    assert (result.model.class_name, result.model.blocks, result.model.sites) == ("Model", 3, 3)
+    assert result.loss.uniform == pytest.approx(math.log(50))
+    assert (result.precision, result.inputs.source, result.inputs.tokens) == ("fp32", "zipf", 8)
     assert scanned("mine.py:Model", "python.args.layers=2", "python.args.width=8").model.width == 8
 
 
@@ -131,18 +132,34 @@ def test_a_package_in_the_working_directory_is_importable(write):
     assert scanned("pkg_of_mine.mod:Model").model.blocks == 3
 
 
-def test_forward_with_targets_gets_the_ids_that_follow(write):
-    write("""
+@pytest.mark.parametrize("argument", ["targets", "labels"])
+def test_forward_with_targets_or_labels_gets_the_next_ids(write, argument):
+    write(f"""
 class Own(Model):
-    def forward(self, idx, targets=None):
+    def forward(self, idx, mask=None, {argument}=None):
         logits = super().forward(idx)
-        assert targets is not None and torch.equal(idx[:, 1:], targets[:, :-1])
-        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        assert {argument} is not None and torch.equal(idx[:, 1:], {argument}[:, :-1])
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), {argument}.flatten())
 """)
     own = scanned("mine:Own")
     assert own.inputs.tokens == 8
     assert own.loss.uniform == pytest.approx(math.log(50))
     assert own.loss.value == pytest.approx(math.log(50), abs=1)
+
+
+def test_labels_of_a_transformers_model_are_not_filled_since_it_shifts_them_itself(write):
+    write("""
+from transformers import GPT2Config, GPT2LMHeadModel
+
+class Own(GPT2LMHeadModel):
+    def forward(self, input_ids, labels=None):
+        assert labels is None
+        return super().forward(input_ids)
+
+def build():
+    return Own(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50))
+""")
+    assert scanned("mine:build").inputs.tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -159,7 +176,7 @@ def test_a_batch_is_a_tensor_a_tuple_a_dict_or_a_function(write, batch, shape):
     write(f"def build(): return propcheck.Target(Model(), batch={batch})\n")
     one = scanned("mine:build", "scan.seeds=[7]")
     assert (one.inputs.batch, one.inputs.tokens, one.inputs.source) == (*shape, "target")
-    assert any("inputs.tokens had no use" in note for note in one.notes)
+    assert any("batch; ignored: inputs.tokens" in note for note in one.notes)
 
 
 def test_floats_and_another_loss_need_no_vocabulary(write):
@@ -181,13 +198,13 @@ class Net(nn.Module):
 def build():
     return propcheck.Target(Net(), batch=lambda: torch.ones(2, 7, 5), loss=lambda out, batch: out.sum() * batch.sum())
 """)
-    one = scanned("mine:build")
-    assert one.loss.uniform is None
-    assert one.loss.value is not None
+    result = scanned("mine:build")
+    assert result.loss.uniform is None
+    assert result.loss.value is not None
 
 
 @pytest.mark.parametrize(
-    ("preset", "dtypes", "said"),
+    ("preset", "dtypes", "expected"),
     [
         (None, {"bfloat16", "float32"}, "mixed (bf16, fp32)"),
         ("bf16", {"bfloat16"}, "bf16"),
@@ -195,7 +212,7 @@ def build():
         ("bf16-mixed", {"float32"}, "bf16-mixed"),
     ],
 )
-def test_the_dtypes_are_those_of_the_code_unless_a_preset_casts_them(write, preset, dtypes, said):
+def test_the_dtypes_are_those_of_the_code_unless_a_preset_casts_them(write, preset, dtypes, expected):
     write("""
 class Half(Model):
     def __init__(self):
@@ -208,9 +225,9 @@ class Half(Model):
             x = block(x)
         return self.head(x.to(self.head.weight.dtype))
 """)
-    one = scanned("mine:Half", *([f"precision.preset={preset}"] if preset else []))
-    assert {p.dtype for p in one.parameters} == dtypes
-    assert one.precision == said
+    result = scanned("mine:Half", *([f"precision.preset={preset}"] if preset else []))
+    assert {p.dtype for p in result.parameters} == dtypes
+    assert result.precision == expected
 
 
 def test_the_vocabulary_is_the_token_embedding_or_the_key(write):
@@ -239,8 +256,8 @@ model = Model()
 with torch.no_grad():
     model.wte.weight.fill_(3.0)
 """)
-    one = scanned("mine:model")
-    (embedding,) = [p for p in one.parameters if p.name == "wte.weight"]
+    result = scanned("mine:model")
+    (embedding,) = [p for p in result.parameters if p.name == "wte.weight"]
     assert (embedding.mean, embedding.std) == (3.0, 0.0)
     model = sys.modules["mine"].model
     assert torch.equal(model.wte.weight, torch.full((50, 16), 3.0))
@@ -251,7 +268,7 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         ("def build():\n    raise ValueError('two\\n lines')\n", "mine.py:{3}: ValueError: two lines"),
         (
@@ -270,24 +287,24 @@ with torch.no_grad():
             BACKWARD,
             "mine.py:{10}: RuntimeError: mine",
         ),
-        ("def build(): return 3\n", "mine.py:build: must return a torch.nn.Module or a propcheck.Target; it returned "),
-        ("build = 3\n", "mine.py:build: must be a callable that returns the model; it is of type int"),
+        ("def build(): return 3\n", "mine.py:build: must return a torch.nn.Module or a propcheck.Target, but returned "),
+        ("build = 3\n", "mine.py:build: must be a callable that returns the model, not an object of type int"),
         ("def build(: pass\n", "mine.py:{2}: SyntaxError: invalid syntax"),
         ("import nothing_of_the_kind\n", "mine.py:{2}: ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("def biuld(): pass\n", "mine.py has no build; did you mean biuld?"),
-        ("del Block, Model\n", "mine.py has no build; it has nothing that can be called"),
+        ("del Block, Model\n", "mine.py has no build; it defines no callable"),
         (
             "class Two(Model):\n    def forward(self, ids, mask): return ids\ndef build(): return Two()\n",
             (
-                "Two.forward takes (ids, mask), and the batch gives 1 argument: missing a required argument: 'mask'; return "
+                "Two.forward takes (ids, mask), but the batch has 1 argument: missing a required argument: 'mask'; return "
                 "propcheck.Target(model, batch=...)"
             ),
         ),
         (
             "def build(): return nn.Linear(3, 3)\n",
             (
-                "Linear has no nn.Embedding, so token ids are no guess at what it takes; return "
-                "propcheck.Target(model, batch=...), or give --set inputs.vocabulary=N"
+                "Linear has no nn.Embedding, so it is unlikely to take token ids; return "
+                "propcheck.Target(model, batch=...), or use --set inputs.vocabulary=N"
             ),
         ),
         (
@@ -299,16 +316,16 @@ with torch.no_grad():
         ),
     ],
 )
-def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, said):
+def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, expected):
     import re
 
     write("\n" + code)
-    expected = re.sub(r"\{(\d+)\}", lambda found: str(line_of(int(found[1]))), said)
-    assert refused(capsys, "mine.py:build").startswith(expected)
+    numbered = re.sub(r"\{(\d+)\}", lambda match: str(line_of(int(match[1]))), expected)
+    assert refused(capsys, "mine.py:build").startswith(numbered)
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "said"),
+    ("target", "options", "expected"),
     [
         ("no_such.py:build", [], "no_such.py: no such file"),
         ("no_such_module:build", [], "no_such_module: no module named no_such_module, neither installed nor in the working"),
@@ -318,17 +335,21 @@ def test_an_error_of_the_code_is_shown_as_its_own(write, capsys, code, said):
             ["--arg", "layer=3"],
             (
                 "mine.py:Model takes (layers=3, width=16, vocabulary=50): got an unexpected keyword argument 'layer'; did you "
-                "mean layers?; --arg KEY=VALUE gives one"
+                "mean layers?; set arguments with --arg KEY=VALUE"
             ),
         ),
-        ("mine.py:needs", [], "mine.py:needs takes (layers): missing a required argument: 'layers'; --arg KEY=VALUE gives one"),
-        ("mine.py:model", ["--arg", "x=1"], "mine.py:model: it is built already and takes no arguments (x)"),
+        (
+            "mine.py:needs",
+            [],
+            "mine.py:needs takes (layers): missing a required argument: 'layers'; set arguments with --arg KEY=VALUE",
+        ),
+        ("mine.py:model", ["--arg", "x=1"], "mine.py:model: the model is built already and takes no arguments (x)"),
         ("mine.py:Model", ["--arg", "layers=three"], "mine.py:"),
     ],
 )
-def test_what_cannot_be_called_is_refused(write, capsys, target, options, said):
+def test_what_cannot_be_called_is_refused(write, capsys, target, options, expected):
     write("def needs(layers): return Model(layers)\nmodel = Model()\n")
-    assert refused(capsys, target, *options).startswith(said)
+    assert refused(capsys, target, *options).startswith(expected)
 
 
 def test_a_backward_pass_that_fails_names_the_target(write, capsys):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from reference import columns, run_plainly
 
-from propcheck.api.scanning import scan
+from propcheck.api.measurement import measure
+from propcheck.api.requests import ScanRequest
 from propcheck.config.probe import Probe
 
 SMALL = {
@@ -61,7 +62,7 @@ def both(request):
     probe = probe_of(DECODERS[request.param])
     with pytest.MonkeyPatch.context() as patch:
         reference = run_plainly(probe, patch)
-    return probe, scan(probe, target="test"), reference
+    return probe, measure(ScanRequest("test", probe)), reference
 
 
 def close(value, expected, relative):
@@ -158,7 +159,7 @@ def test_the_role_and_sublayer_of_every_parameter(both):
 
 
 def test_a_zero_update_has_no_quotients_and_a_gradient_of_its_own():
-    run = scan(probe_of(DECODERS["rezero"]), target="test")
+    run = measure(ScanRequest("test", probe_of(DECODERS["rezero"])))
     for row in run.sites:
         assert (row.update_rms, row.update_ratio) == (0.0, 0.0)
         assert (row.cosine, row.add_error, row.swallowed) == (None, None, None)
@@ -173,7 +174,7 @@ def test_a_zero_output_projection_has_a_gradient_and_what_is_before_it_has_none(
 
     drawn = init.weight_std
     monkeypatch.setattr(init, "weight_std", lambda name, *rest: 0.0 if name == "down_proj" else drawn(name, *rest))
-    run = scan(probe_of(DECODERS["pre"]), target="test")
+    run = measure(ScanRequest("test", probe_of(DECODERS["pre"])))
     states = {row.name: row.grad_state for row in run.parameters}
     assert states["blocks.0.ffn.down_proj.weight"] == "norm"
     assert states["blocks.0.ffn.up_proj.weight"] == "zero"

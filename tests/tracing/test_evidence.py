@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from handwritten import LAYERS, WIDTH, Block, Mlp, Model, SelfAttention, SoftmaxAttention, of, run
 from torch import nn
 
-from propcheck.execution.whole_model import LateLedger
+from propcheck.measure.rotary_precision import AngleMeasurer
 from propcheck.measure.statistics import logit_statistics
-from propcheck.tracing.tracer import Follower
+from propcheck.tracing.tracer import Tracer
 
 
 def test_a_fused_and_an_eager_attention_show_the_same_logits():
@@ -173,10 +173,10 @@ class Rotary(nn.Module):
 
 
 def angles_of(module):
-    follower = Follower({id(buffer): name for name, buffer in module.named_buffers()}, LateLedger())
-    with follower:
+    measurer = AngleMeasurer()
+    with Tracer({id(buffer): name for name, buffer in module.named_buffers()}, [measurer]) as tracer:
         module(torch.ones(1, 4, 8))
-    return follower.angles
+    return measurer.records(tracer.block_of)
 
 
 def test_angles_from_half_precision_are_off_by_their_size_over_its_digits():

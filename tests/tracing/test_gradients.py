@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from propcheck.measure.gradients import Ledger, MeasuredEmbedding, MeasuredLinear, worth_factoring
-from propcheck.tracing.tracer import Follower
+from propcheck.measure.weight_calls import weight_runners
+from propcheck.tracing.tracer import Tracer
 
 WIDTH, VOCABULARY = 48, 200
 IDS = torch.tensor([[3, 5, 3, 0, 3], [7, 0, 5, 9, 11]])  # 3, 5 and 0 are repeated
@@ -142,10 +143,11 @@ def build(kind):
 
 
 def observed(model, autocast=None, loss=loss_of):
-    """Return the norm of every parameter's gradient as the follower's ledger has it."""
+    """Return the norm of every parameter's gradient as the ledger has it."""
     ledger = Ledger()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    with Follower(names, ledger), torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
+    tracer = Tracer(names, runners=weight_runners(names, ledger))
+    with tracer, torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
         value = loss(model(IDS))
     value.backward()
     ledger.settle(dict(model.named_parameters()))

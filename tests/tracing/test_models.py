@@ -10,7 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from propcheck.measure.gradients import Ledger
-from propcheck.tracing.tracer import Follower
+from propcheck.measure.measured_pass import PassMeasurers
+from propcheck.measure.weight_calls import weight_runners
+from propcheck.tracing.tracer import Tracer
 
 
 def test_a_kernel_of_the_users_own_is_a_product():
@@ -143,16 +145,18 @@ def test_nothing_waits_for_the_device_while_the_model_runs(monkeypatch):
         raise AssertionError("the host waits for a tensor")
 
     model = Model(Block, norm=hand.RMSNorm)
-    ledger = Ledger()
-    follower = Follower({id(parameter): name for name, parameter in model.named_parameters()}, ledger)
-    follower.watch(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    measurers = PassMeasurers()
+    tracer = Tracer(names, measurers.listeners().forward, weight_runners(names, Ledger()))
+    tracer.watch(model)
     ids = torch.randint(hand.VOCABULARY, (hand.BATCH, hand.TOKENS))
     for name in ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__array__"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    with follower:
+    with tracer:
         loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
     loss.backward()
     monkeypatch.undo()
-    assert len(follower.sites) == 2 * LAYERS
-    assert all(site.gradients.keys() == {"stream", "update", "sum"} for site in follower.sites)
-    assert float(follower.sites[0].gradients["sum"]) > 0
+    sites = measurers.sites(tracer.sites)
+    assert len(sites) == 2 * LAYERS
+    assert all(site.gradients.keys() == {"stream", "update", "sum"} for site in sites)
+    assert float(sites[0].gradients["sum"]) > 0

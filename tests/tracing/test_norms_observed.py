@@ -9,18 +9,19 @@ import torch.nn.functional as F
 from handwritten import NORMS, TOKENS, WIDTH, Block, Model, RMSNorm, run
 from torch import nn
 
-from propcheck.execution.whole_model import LateLedger
+from propcheck.measure.norms import NormMeasurer
 from propcheck.measure.site_rows import norm_records
-from propcheck.tracing.tracer import Follower
+from propcheck.tracing.tracer import Tracer
 
 
 def record_of(module, x):
-    """Follow ``module`` on a float input, and return the record of its only norm and what it gave."""
-    follower = Follower({id(p): name for name, p in module.named_parameters()}, LateLedger())
-    follower.begin(x)
-    with follower:
+    """Trace ``module`` on a float input, and return the record of its only norm and its output."""
+    measurer = NormMeasurer()
+    tracer = Tracer({id(p): name for name, p in module.named_parameters()}, [measurer])
+    tracer.begin(x)
+    with tracer:
         y = module(x)
-    (found,) = norm_records(follower.norms, [], 0, follower.block_of)
+    (found,) = norm_records(measurer.measured, [], 0, tracer.block_of)
     return found, y.detach().double().numpy()
 
 

@@ -53,7 +53,7 @@ def keel_gradient() -> float:
 def deepnorm_row() -> Row:
     sums = mean_squares("deepnorm")
     return Row(
-        "DeepNorm, least and greatest mean square of αx + F x",
+        "DeepNorm, min and max mean square of αx + F x",
         SETTING,
         f"α² = {math.sqrt(2 * BLOCKS):.3f}",
         "DeepNet, arXiv 2203.00555",
@@ -75,7 +75,7 @@ def peri_ln_row() -> Row:
 
 def keel_row() -> Row:
     return Row(
-        "Keel, gradient of the stream before block 1 over that before the last addition",
+        "Keel, gradient of the stream before block 1 / before the last addition",
         SETTING,
         "tends to 1: Π α/√(α²+1), α = L",
         "arXiv 2601.19895",

@@ -19,7 +19,7 @@ import propcheck
 STDS = (0.2, 0.5, 1.0, 1.5, 2.0)
 RANGES = {"ReLU": (1.0, 1.0), "GELU": (1.02, 1.07), "SiLU": (1.01, 1.07), "SwiGLU": (2.01, 2.07)}
 
-SOURCE = "not published: derived, and computed before"
+SOURCE = "not published: our own derivation"
 
 ACTIVATIONS = {"ReLU": F.relu, "GELU": F.gelu, "SiLU": F.silu, "SwiGLU": F.silu}
 GATED = ("SwiGLU",)
@@ -93,7 +93,7 @@ def _published(name: str) -> str:
 
 def quadrature_row(name: str) -> Row:
     values = [by_quadrature(name, std) for std in STDS]
-    setting = "pre-activation std 0.2 to 2, quadrature: least and greatest"
+    setting = "pre-activation std 0.2 to 2, quadrature: min and max"
     return Row(f"b/f of {name}", setting, _published(name), SOURCE, (min(values), max(values)), "{:.3f}")
 
 

@@ -39,7 +39,7 @@ def row(ratio: float) -> Row:
         f"bf16 addition at update/stream {ratio:g}: swallowed, add_error",
         "Gaussian, 2²⁰ elements",
         f"{swallowed:g} / {error:g}",
-        "not published: measured before, by plain arithmetic",
+        "not published: earlier measurement in plain arithmetic",
         measured(ratio),
         "{:.3f}",
     )

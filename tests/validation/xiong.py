@@ -92,7 +92,7 @@ def last_gradient(layers: int, *, pre: bool) -> float:
 def post_row(width: int, layers: int) -> Row:
     sums = squared_norms(width, layers, pre=False)[1::2]
     return Row(
-        "post-norm, least and greatest E‖x+FFN x‖²/d",
+        "post-norm, min and max E‖x+FFN x‖²/d",
         f"width {width}, {layers} layers, {len(SEEDS)} seeds",
         "1.5",
         SOURCE + ", lemma 2",
@@ -104,7 +104,7 @@ def pre_row(width: int, layers: int) -> Row:
     streams = squared_norms(width, layers, pre=True)[1::2]
     slopes = [(value - 1) / layer for layer, value in enumerate(streams, start=1)]
     return Row(
-        "pre-norm, least and greatest (E‖x_l‖²/d − 1)/l",
+        "pre-norm, min and max (E‖x_l‖²/d − 1)/l",
         f"width {width}, {layers} layers, {len(SEEDS)} seeds",
         "between 0.5 and 1.5",
         SOURCE + ", lemma 2",

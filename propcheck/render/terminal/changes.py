@@ -14,9 +14,8 @@ from propcheck.render.terminal.columns import Column
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.analysis.growth import Growth
     from propcheck.comparison.compare import QuantityChange
-    from propcheck.records import Place
+    from propcheck.records import Growth, Place
 
 # Characters of a place; of a longer name the end says more.
 _PLACE = 20

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from propcheck.analysis import profile as depth
-from propcheck.analysis.growth import factor, gradient_growth, stream_growth
+from propcheck.analysis.growth import describe, factor, gradient_growth, stream_growth
 from propcheck.formatting import count, number
 from propcheck.render.terminal.columns import block_columns, one_line_names, site_columns
 from propcheck.render.terminal.fp32_line import shadow_line
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from propcheck.analysis.growth import Growth
-    from propcheck.records import Finding, Run, Severity
+    from propcheck.records import Finding, Growth, Run, Severity
     from propcheck.render.terminal.columns import Column
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold magenta", "note": "bold"}
@@ -171,7 +170,7 @@ def _growth_lines(curve: depth.Profile) -> list[str]:
 def _growth_line(name: str, side: str, curve: depth.Profile, growth: Growth | None, direction: str, usual: str) -> str:
     if growth is None:
         return f"{name}: not enough {curve.noun}s observed for a factor a {curve.noun}."
-    law = f"; {growth.described(curve.noun)}" if growth.law is not None else ""
+    law = f"; {describe(growth, curve.noun)}" if growth.law is not None else ""
     beside = f" ({usual})" if usual and growth.law == "power" and growth.offset is not None else ""
     return (
         f"{name} {number(growth.start)} {side} {curve.noun} {growth.first}, {number(growth.end)} {side} {curve.noun} "

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from propcheck.analysis import profile as depth
-from propcheck.analysis.growth import factor, gradient_growth, stream_growth
+from propcheck.analysis.growth import factor, gradient_growth, stream_growth, with_growth
 from propcheck.formatting import count, number
 from propcheck.records import SCHEMA_VERSION
 from propcheck.records.document import dumps, run_document
@@ -19,26 +19,14 @@ from propcheck.render.terminal.run_table import print_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from rich.console import Console
 
-    from propcheck.api.sweep import Outcome
-    from propcheck.config.grid import Axis
+    from propcheck.comparison.sweep import Outcome, Sweep
     from propcheck.records import Finding, Run, Severity
 
 _LETTERS: dict[Severity, str] = {"error": "E", "warning": "W", "note": "N"}
 _SHOWN_RULES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """All cells of one sweep; ``directory`` holds their runs."""
-
-    target: str
-    directory: Path
-    axes: tuple[Axis, ...]
-    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ def sweep_json(sweep: Sweep) -> str:
             "schema_version": SCHEMA_VERSION,
             "sweep": {
                 "target": sweep.target,
-                "path": str(sweep.directory),
+                "path": None if sweep.directory is None else str(sweep.directory),
                 "vary": {axis.key: [override.value for override in axis.values] for axis in sweep.axes},
             },
             "cells": [_cell(sweep, outcome) for outcome in sweep.outcomes],
@@ -126,12 +114,12 @@ def sweep_json(sweep: Sweep) -> str:
 
 def _cell(sweep: Sweep, outcome: Outcome) -> dict[str, Any]:
     run = outcome.run
-    document = {} if run is None else run_document(run)
+    document = {} if run is None else run_document(with_growth(run))
     return {
         "values": {override.key: override.value for override in outcome.cell.overrides},
         "status": outcome.status,
         "reason": outcome.reason,
-        "path": None if run is None else str(sweep.directory / outcome.cell.name),
+        "path": None if run is None or sweep.directory is None else str(sweep.directory / outcome.cell.name),
         "summary": None if run is None else asdict(summary(run)),
         "run": document.get("run"),
         "loss": document.get("loss"),
@@ -201,6 +189,6 @@ def _sentences(sweep: Sweep) -> list[str]:
         f"Cells: {', '.join(f'{amount} {word}' for amount, word in amounts)}.",
         f"Findings (E: errors, W: warnings, N: notes): {severities}." if found else "Findings: none." if runs else "",
         "Where a run has several streams, the numbers are those of the longest, of those alike the last." if several else "",
-        f"Files: {sweep.directory}",
+        "" if sweep.directory is None else f"Files: {sweep.directory}",
     ]
     return [line for line in lines if line]

@@ -1,1 +1,1 @@
-"""The reference decoder, written to be read: a paper's equation is a line of code here."""
+"""The reference decoder, written so that each equation of a paper is one line of code."""

@@ -1,4 +1,4 @@
-"""The position-wise network, gated or plain."""
+"""Feed-forward network, gated or plain."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class FeedForward(nn.Module):
-    """down(act(up x)), or gated down(act(gate x) * up x) (arXiv 2002.05202, eq. 6).
+    """Feed-forward network: down(act(up x)), or gated down(act(gate x) * up x) (arXiv 2002.05202, eq. 6).
 
-    Activations: SiLU in ``swiglu``; exact GELU (arXiv 1606.08415) in ``geglu`` and ``gelu``, its tanh form in
+    The activation is SiLU in ``swiglu``; exact GELU (arXiv 1606.08415) in ``geglu`` and ``gelu``, its tanh form in
     ``gelu-tanh``; ReLU in ``relu``.
 
     Parameters
@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
     config : FFNConfig
         Inner width (4 * width by default), kind, biases.
     sub_norm : callable, optional
-        Makes, of a width, a norm before the down projection (sub-LN, arXiv 2210.06423).
+        Function of a width that returns a norm, applied before the down projection (sub-LN, arXiv 2210.06423).
     """
 
     def __init__(self, width: int, config: FFNConfig, sub_norm: Callable[[int], nn.Module] | None = None) -> None:
@@ -41,13 +41,13 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x`` [batch, tokens, width] to the same shape."""
         up = self.up_proj(x)  # [batch, tokens, inner]
-        hidden = self._activate(up) if self.gate_proj is None else self._activate(self.gate_proj(x)) * up
+        hidden = self._activation(up) if self.gate_proj is None else self._activation(self.gate_proj(x)) * up
         if self.sub_norm is not None:
             hidden = self.sub_norm(hidden)
         out: Tensor = self.down_proj(hidden)  # [batch, tokens, width]
         return out
 
-    def _activate(self, x: Tensor) -> Tensor:
+    def _activation(self, x: Tensor) -> Tensor:
         match self.kind:
             case "swiglu":
                 return F.silu(x)

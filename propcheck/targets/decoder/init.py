@@ -1,4 +1,4 @@
-"""How every parameter of the reference decoder gets its first value."""
+"""Initialise every parameter of the reference decoder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from propcheck.config.decoder import DecoderConfig
     from propcheck.targets.decoder.init_schemes import WeightKind
 
-# The last module name of the weights with a role of their own.
+# Names of the modules whose weight has a role of its own.
 EMBEDDINGS = frozenset({"embedding", "position_embedding"})
-RESIDUAL_PROJECTIONS = frozenset({"o_proj", "out_proj", "down_proj"})  # they write the update
-# DeepNorm's β and sub-LN's γ go to value, output and FFN weights (arXiv 2203.00555, fig. 2; 2210.06423, fig. 2). The papers
-# know no DeltaNet: there the output projection gets it; the value rows of in_proj_qkv do not, for the head norm behind them
-# would undo it.
-GAINED = RESIDUAL_PROJECTIONS | {"v_proj", "gate_proj", "up_proj"}
+RESIDUAL_PROJECTIONS = frozenset({"o_proj", "out_proj", "down_proj"})  # their output is the update
+# DeepNorm's β and sub-LN's γ apply to value, output and FFN weights (arXiv 2203.00555, fig. 2; 2210.06423, fig. 2). The papers
+# have no DeltaNet: here its output projection gets the factor, but not the value rows of in_proj_qkv, because the norm after
+# them would undo it.
+DEPTH_SCALED = RESIDUAL_PROJECTIONS | {"v_proj", "gate_proj", "up_proj"}
 
 
-def kind_of(name: str) -> WeightKind:
-    """Say what the weight of a linear, embedding or convolution module is for, by the module's own name."""
+def weight_kind(name: str) -> WeightKind:
+    """Return the role of the weight of a linear, embedding or convolution module, from the module's own name."""
     if name in EMBEDDINGS:
         return "embedding"
     if name in RESIDUAL_PROJECTIONS:
@@ -35,9 +35,9 @@ def kind_of(name: str) -> WeightKind:
 
 
 def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> float:
-    """Give the standard deviation that the weight of a linear, embedding or convolution module is drawn with.
+    """Return the standard deviation of the weight of a linear, embedding or convolution module.
 
-    By the scheme (``propcheck.targets.decoder.init_schemes``), its overrides, and what the placement asks for beside them.
+    It follows the scheme (``propcheck.targets.decoder.init_schemes``), its overrides and the factor of the placement.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> f
     Returns
     -------
     float
-        Standard deviation of the zero-mean normal draw, before olmo-llama cuts it.
+        Standard deviation of the zero-mean normal draw, before the truncation of ``olmo-llama``.
     """
     init, layers = config.init, config.model.layers
     if name in EMBEDDINGS and init.embedding_std is not None:
@@ -61,49 +61,49 @@ def weight_std(name: str, fan_in: int, fan_out: int, config: DecoderConfig) -> f
         return init.convolution_std
 
     width = config.model.width
-    std = scheme_std(init.scheme, kind_of(name), fan_in, fan_out, width=width, layers=layers, std=init.std)
-    if name in GAINED and config.residual.placement == "deepnorm":
+    std = scheme_std(init.scheme, weight_kind(name), fan_in, fan_out, width=width, layers=layers, std=init.std)
+    if name in DEPTH_SCALED and config.residual.placement == "deepnorm":
         std *= deepnorm_beta(layers)
-    elif name in GAINED and config.residual.placement == "sub-ln":
+    elif name in DEPTH_SCALED and config.residual.placement == "sub-ln":
         std *= sub_ln_gain(layers)
     return std
 
 
-def draw(weight: Tensor, std: float, *, cut: bool) -> None:
-    """Draw ``weight`` from N(0, std), or, ``cut``, from that between -3 and 3 ``std``, in place."""
-    if cut:
+def draw(weight: Tensor, std: float, *, truncated: bool) -> None:
+    """Draw ``weight`` from N(0, std²), truncated at ±3 ``std`` if asked, in place."""
+    if truncated:
         nn.init.trunc_normal_(weight, std=std, a=-3.0 * std, b=3.0 * std)
     else:
         nn.init.normal_(weight, std=std)
 
 
 def initialise(model: nn.Module, config: DecoderConfig) -> None:
-    """Give every parameter of ``model``, a decoder made from ``config``, its first value, in place.
+    """Initialise every parameter of ``model``, a decoder built from ``config``, in place.
 
-    Weights are drawn from N(0, ``weight_std``), biases are zero, gains one. One plain in-place call a parameter and no
-    branch on a value: the construction can be recorded under torch's ``FakeTensorMode`` and replayed.
+    Weights are drawn from N(0, ``weight_std``²), biases are zero, gains one. Each parameter takes one in-place call and no
+    branch depends on a value, so that the construction can be recorded under torch's ``FakeTensorMode`` and replayed.
     """
-    cut = config.init.scheme == "olmo-llama"
+    truncated = config.init.scheme == "olmo-llama"
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         if name == "head" and config.model.tied_head:
-            continue  # its weight is the embedding's, drawn already
+            continue  # its weight is the embedding's, which is drawn above
         match module:
             case nn.Linear():
-                draw(module.weight, weight_std(name, module.in_features, module.out_features, config), cut=cut)
+                draw(module.weight, weight_std(name, module.in_features, module.out_features, config), truncated=truncated)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             case nn.Embedding():
-                draw(module.weight, weight_std(name, module.embedding_dim, module.num_embeddings, config), cut=False)
+                draw(module.weight, weight_std(name, module.embedding_dim, module.num_embeddings, config), truncated=False)
             case nn.Conv1d():
                 taps = module.kernel_size[0]
-                draw(module.weight, weight_std(name, taps, taps, config), cut=cut)
+                draw(module.weight, weight_std(name, taps, taps, config), truncated=truncated)
             case RMSNorm() | nn.LayerNorm() | GatedDeltaNet() | Update():
                 module.reset_parameters()
 
 
-def hold_in_fp32(model: nn.Module, names: tuple[str, ...]) -> None:
-    """Replace each parameter whose last name part is in ``names`` by an empty one of the same shape in fp32."""
+def keep_in_fp32(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Replace each parameter whose last name part is in ``names`` by an empty fp32 parameter of the same shape."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if name in names:

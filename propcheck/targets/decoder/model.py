@@ -1,4 +1,4 @@
-"""The reference decoder: one readable language model that the probe files configure."""
+"""The reference decoder: a language model of embedding, blocks, final norm and head, configured by a probe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from propcheck.errors import PropcheckError
 from propcheck.targets.decoder.deltanet import GatedDeltaNet
 from propcheck.targets.decoder.ffn import FeedForward
-from propcheck.targets.decoder.init import hold_in_fp32, initialise
+from propcheck.targets.decoder.init import initialise, keep_in_fp32
 from propcheck.targets.decoder.normalization import make_norm
-from propcheck.targets.decoder.residual import FINAL_NORM, Update, add_update, equation
+from propcheck.targets.decoder.residual import FINAL_NORM, Sublayer, Update, add_update, equation
 from propcheck.targets.decoder.softmax_attention import Attention
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """One layer: a mixer and a feed-forward network, each added to the stream.
+    """One layer: a mixer and a feed-forward network, each adding its update to the stream.
 
-    ``mixer_norm`` and ``ffn_norm`` are the N of the sublayer's equation (None for ``none``), ``mixer_output_norm`` and
-    ``ffn_output_norm`` the M of ``sandwich`` and ``keel``.
+    ``mixer_norm`` and ``ffn_norm`` are the N of the sublayers' equations (None for ``none``); ``mixer_output_norm`` and
+    ``ffn_output_norm`` are the M of ``sandwich`` and ``keel``.
 
     Parameters
     ----------
     config : DecoderConfig
-        The whole decoder's.
+        Configuration of the whole decoder.
     layer : int
         Index of this block, from 0.
     """
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.mixer_equation, self.mixer_alpha = equation(residual.placement, layer, model.layers, mixer=True)
         self.ffn_equation, self.ffn_alpha = equation(residual.placement, layer, model.layers, mixer=False)
 
-        # A norm before each output projection (sub-LN, arXiv 2210.06423).
+        # sub-LN has a norm before each output projection (arXiv 2210.06423).
         sub_norm = partial(make_norm, config=model.norm) if residual.placement == "sub-ln" else None
         self.mixer: Attention | GatedDeltaNet
         if model.mixers[layer % len(model.mixers)] == "attention":
@@ -50,41 +50,27 @@ class Block(nn.Module):
             self.mixer = GatedDeltaNet(model.width, model.deltanet, model.norm.eps, sub_norm)
         self.ffn = FeedForward(model.width, model.ffn, sub_norm)
 
-        second = ("sandwich", "keel")
+        with_output_norm = ("sandwich", "keel")
         self.mixer_norm = make_norm(model.width, model.norm) if self.mixer_equation != "none" else None
-        self.mixer_output_norm = make_norm(model.width, model.norm) if self.mixer_equation in second else None
+        self.mixer_output_norm = make_norm(model.width, model.norm) if self.mixer_equation in with_output_norm else None
         self.ffn_norm = make_norm(model.width, model.norm) if self.ffn_equation != "none" else None
-        self.ffn_output_norm = make_norm(model.width, model.norm) if self.ffn_equation in second else None
+        self.ffn_output_norm = make_norm(model.width, model.norm) if self.ffn_equation in with_output_norm else None
         self.mixer_update = Update(model.width, model.layers, residual, model.dropout)
         self.ffn_update = Update(model.width, model.layers, residual, model.dropout)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        """Add both updates to ``stream`` [batch, tokens, width]."""
-        stream = add_update(
-            self.mixer_equation,
-            stream,
-            self.mixer,
-            norm=self.mixer_norm,
-            output_norm=self.mixer_output_norm,
-            update=self.mixer_update,
-            alpha=self.mixer_alpha,
-        )
-        return add_update(
-            self.ffn_equation,
-            stream,
-            self.ffn,
-            norm=self.ffn_norm,
-            output_norm=self.ffn_output_norm,
-            update=self.ffn_update,
-            alpha=self.ffn_alpha,
-        )
+    def forward(self, x: Tensor) -> Tensor:
+        """Add both updates to the stream ``x`` [batch, tokens, width]."""
+        mixer = Sublayer(self.mixer, self.mixer_norm, self.mixer_output_norm, self.mixer_update, self.mixer_alpha)
+        ffn = Sublayer(self.ffn, self.ffn_norm, self.ffn_output_norm, self.ffn_update, self.ffn_alpha)
+        x = add_update(self.mixer_equation, x, mixer)  # [batch, tokens, width]
+        return add_update(self.ffn_equation, x, ffn)  # [batch, tokens, width]
 
 
 class Decoder(nn.Module):
     """Decoder-only language model: embedding, blocks, final norm, head.
 
-    Built in torch's current default dtype and device, initialised as ``config.init`` says. The final norm exists for
-    the placements of ``FINAL_NORM``; post, deepnorm and keel end in a norm already, none has no norm at all.
+    It is built in torch's default dtype and device and initialised by ``config.init``. Placements in ``FINAL_NORM`` have a
+    final norm.
 
     Parameters
     ----------
@@ -94,7 +80,7 @@ class Decoder(nn.Module):
     Raises
     ------
     PropcheckError
-        If the configuration asks for what cannot be computed.
+        If the configuration cannot be computed.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -103,7 +89,7 @@ class Decoder(nn.Module):
         model = config.model
         if {"weight", "bias"} & set(config.keep_fp32):
             raise PropcheckError(
-                "keep_fp32 = weight or bias: matrix products need one dtype; name parameters such as A_log or dt_bias"
+                "keep_fp32 = weight or bias: matrix products need one dtype; use parameters such as A_log or dt_bias"
             )
         self.dropout = model.dropout
         self.embedding = nn.Embedding(model.vocabulary, model.width)
@@ -114,11 +100,11 @@ class Decoder(nn.Module):
         self.head = nn.Linear(model.width, model.vocabulary, bias=False)
         if model.tied_head:
             self.head.weight = self.embedding.weight
-        hold_in_fp32(self, config.keep_fp32)
+        keep_in_fp32(self, config.keep_fp32)
         initialise(self, config)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Give the logits [batch, tokens, vocabulary] of the token that follows each position.
+        """Return the logits [batch, tokens, vocabulary] of the token after each position.
 
         Parameters
         ----------
@@ -130,19 +116,19 @@ class Decoder(nn.Module):
         PropcheckError
             If there are more tokens than rows of the position embedding.
         """
-        stream = self.embedding(input_ids)  # [batch, tokens, width]
+        x = self.embedding(input_ids)  # [batch, tokens, width]
         if self.position_embedding is not None:
             tokens, rows = input_ids.shape[1], self.position_embedding.num_embeddings
             if tokens > rows:
-                raise PropcheckError(f"model.positions = {rows} is less than the {tokens} tokens of the input")
-            stream = stream + self.position_embedding(torch.arange(tokens, device=input_ids.device))
+                raise PropcheckError(f"the input has {tokens} tokens, more than model.positions = {rows}")
+            x = x + self.position_embedding(torch.arange(tokens, device=input_ids.device))
         if self.embedding_norm is not None:
-            stream = self.embedding_norm(stream)
+            x = self.embedding_norm(x)
         if self.dropout:
-            stream = F.dropout(stream, self.dropout, self.training)
+            x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
-            stream = block(stream)
+            x = block(x)
         if self.final_norm is not None:
-            stream = self.final_norm(stream)
-        logits: Tensor = self.head(stream)  # [batch, tokens, vocabulary]
+            x = self.final_norm(x)
+        logits: Tensor = self.head(x)  # [batch, tokens, vocabulary]
         return logits

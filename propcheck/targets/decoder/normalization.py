@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, computed in fp32 whatever the precision of the stream."""
+"""RMSNorm and LayerNorm, computed in fp32 for a stream of any precision."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Give ``x`` in the precision that norms and decays are computed in: fp32, or fp64 where ``x`` is fp64 already."""
+    """Cast ``x`` to the precision of norms and decays: fp32, or fp64 if ``x`` is fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation over the last dimension (arXiv 1910.07467, eq. 4).
 
-    y = x / sqrt(mean(x²) + eps) * gain. The gain is w with w = 1 at the start, or, zero-centred, 1 + w with w = 0.
-    All of it is computed in fp32 and cast to the dtype of ``x`` once, at the end.
+    y = x / sqrt(mean(x²) + eps) * gain. The gain is w with w = 1 initially or, if zero-centred, 1 + w with w = 0.
+    The result is computed in fp32 and cast to the dtype of ``x`` once, at the end.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
     eps : float
         Added to the mean square.
     zero_centered : bool
-        Hold the gain as its distance from one.
+        Store the gain as its distance from one.
     """
 
     def __init__(self, width: int, eps: float, *, zero_centered: bool = False) -> None:
@@ -51,14 +51,14 @@ class RMSNorm(nn.Module):
         return self.normalise(x).to(x.dtype)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` [..., width] and leave the result in fp32."""
-        x = upcast(x)
+        """Normalise ``x`` [..., width]; the result is in fp32."""
+        x = upcast(x)  # [..., width]
         gain = 1.0 + upcast(self.weight) if self.zero_centered else upcast(self.weight)
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * gain
 
 
 def make_norm(width: int, config: NormConfig) -> nn.Module:
-    """Build the norm that ``config`` asks for, over a last dimension of ``width``."""
+    """Build the norm of ``config`` over a last dimension of ``width``."""
     if config.kind == "layernorm":
-        return nn.LayerNorm(width, eps=config.eps)  # arXiv 1607.06450; torch computes its statistics in fp32
+        return nn.LayerNorm(width, eps=config.eps)  # arXiv 1607.06450; torch computes the statistics in fp32
     return RMSNorm(width, config.eps, zero_centered=config.zero_centered)

@@ -1,4 +1,4 @@
-"""Causal softmax attention: grouped queries, QK norm, partial rotary embedding and output gate, each switchable."""
+"""Causal softmax attention with optional grouped queries, QK norm, partial rotary embedding and output gate."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 def rotary_angles(tokens: int, width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angle t * theta^(-2i/width) of token t and pair i (RoFormer, arXiv 2104.09864).
+    """Return cosine and sine of the angle t * theta^(-2i/width) for token t and pair i (RoFormer, arXiv 2104.09864).
 
-    Computed in fp32 at each call, not kept in a buffer: a module's ``to(bfloat16)`` would round the frequencies.
+    Each call computes them in fp32; as a buffer, a module's ``to(bfloat16)`` would round the frequencies.
 
     Returns
     -------
     tuple of Tensor
         cos and sin, [tokens, width / 2], fp32.
     """
-    pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)  # 2i: [width / 2]
     frequencies = 1.0 / theta ** (pairs / width)  # [width / 2]
-    positions = torch.arange(tokens, device=device, dtype=torch.float32)
+    positions = torch.arange(tokens, device=device, dtype=torch.float32)  # t: [tokens]
     angles = positions[:, None] * frequencies  # [tokens, width / 2]
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first 2 * cos.shape[-1] elements of each head, element i paired with element i + half; keep the rest.
+    """Rotate the first 2 * half elements of each head, in pairs (i, i + half), and keep the rest.
 
-    ``x`` is [..., tokens, head_width]; the result has its shape and dtype.
+    ``x`` is [..., tokens, head_width], ``cos`` and ``sin`` are [tokens, half]; the result has the shape and dtype of ``x``.
     """
     half = cos.shape[-1]
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -46,11 +46,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention softmax(q kᵀ / sqrt(head_width)) v (arXiv 1706.03762, eq. 1) with today's additions.
+    """Causal attention softmax(q kᵀ / sqrt(head_width)) v (arXiv 1706.03762, eq. 1), with optional extensions.
 
-    Grouped queries: each key/value head serves ``heads / kv_heads`` query heads (arXiv 2305.13245). QK norm: RMSNorm on
-    each query and key head before the rotation (arXiv 2302.05442). Output gate: attention * sigmoid(gate), an
-    element each, where q_proj yields the query and the gate of a head side by side (arXiv 2505.06708).
+    - Grouped queries: each key/value head serves ``heads / kv_heads`` query heads (arXiv 2305.13245).
+    - QK norm: RMSNorm on each query and key head before the rotation (arXiv 2302.05442).
+    - Output gate: attention * sigmoid(gate) elementwise; q_proj returns the query and the gate of each head side by side
+      (arXiv 2505.06708).
 
     Parameters
     ----------
@@ -59,9 +60,10 @@ class Attention(nn.Module):
     config : AttentionConfig
         Heads and switches.
     norm : NormConfig
-        Its eps and zero_centered are those of the QK norm.
+        ``eps`` and ``zero_centered`` of the QK norm.
     sub_norm : callable, optional
-        Makes, of a width, a norm that the heads together pass before the output projection (sub-LN, arXiv 2210.06423).
+        Function of a width that returns a norm, applied to all heads together before the output projection (sub-LN, arXiv
+        2210.06423).
 
     Raises
     ------
@@ -81,8 +83,8 @@ class Attention(nn.Module):
         self.rotary_width = int(self.head_width * config.rotary)
         if self.rotary_width % 2:
             raise PropcheckError(
-                f"model.attention.rotary = {config.rotary} rotates {self.rotary_width} of {self.head_width} elements of a "
-                "head: give an even number"
+                f"model.attention.rotary = {config.rotary} rotates {self.rotary_width} of {self.head_width} elements per head; "
+                "the number of rotated elements must be even"
             )
         query_width = self.heads * self.head_width
         kv_width = self.kv_heads * self.head_width
@@ -100,18 +102,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Mix the tokens of ``x`` [batch, tokens, width]; the result has its shape."""
         batch, tokens, _ = x.shape
-        q = self.q_proj(x).view(batch, tokens, self.heads, -1)  # [batch, tokens, heads, head_width or twice that]
-        k = self.k_proj(x).view(batch, tokens, self.kv_heads, self.head_width)
-        v = self.v_proj(x).view(batch, tokens, self.kv_heads, self.head_width)
+        q = self.q_proj(x).view(batch, tokens, self.heads, -1)  # [batch, tokens, heads, head_width], twice that with a gate
+        k = self.k_proj(x).view(batch, tokens, self.kv_heads, self.head_width)  # [batch, tokens, kv_heads, head_width]
+        v = self.v_proj(x).view(batch, tokens, self.kv_heads, self.head_width)  # [batch, tokens, kv_heads, head_width]
         gate = None
         if self.gate:
             q, gate = q.chunk(2, dim=-1)  # [batch, tokens, heads, head_width] each
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
 
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [batch, heads, tokens, head_width]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [batch, heads or kv_heads, tokens, head_width]
         if self.rotary_width:
-            cos, sin = rotary_angles(tokens, self.rotary_width, self.rotary_theta, x.device)
+            cos, sin = rotary_angles(tokens, self.rotary_width, self.rotary_theta, x.device)  # [tokens, rotary_width / 2]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
 

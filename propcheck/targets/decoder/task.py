@@ -1,4 +1,4 @@
-"""The reference decoder that a probe file describes, as a target."""
+"""Make the task of the reference decoder that a probe configures."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def decoder_task(probe: Probe) -> Task:
-    """Return the decoder of ``probe`` with its inputs; its loss is the next-token loss."""
+    """Return the task of ``probe``'s decoder: its token ids and the next-token loss."""
     preset = probe.precision.preset or "bf16"
     precision = PRESETS[preset]
 
     def build() -> Target:
-        before = torch.get_default_dtype()
+        dtype_before = torch.get_default_dtype()
         torch.set_default_dtype(precision.parameters)
         try:
             return Target(Decoder(probe.decoder).train(probe.scan.mode == "train"))
         finally:
-            torch.set_default_dtype(before)
+            torch.set_default_dtype(dtype_before)
 
     vocabulary = min(probe.model.vocabulary, probe.inputs.vocabulary or probe.model.vocabulary)
     return Task(

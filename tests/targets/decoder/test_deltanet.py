@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from propcheck.config.decoder import DeltaNetConfig
-from propcheck.targets.decoder.deltanet import GatedDeltaNet, delta_rule, unit
+from propcheck.targets.decoder.deltanet import GatedDeltaNet, delta_rule, l2_normalize
 
 
 def recurrence(q, k, v, log_decay, beta):
@@ -29,7 +29,7 @@ def recurrence(q, k, v, log_decay, beta):
 def inputs(tokens, dtype=torch.float64, decay=None, key_heads=2, value_heads=4, seed=0):
     """Unit q and k, v, log-decay (uniform down to -3, or the number given) and beta."""
     random = torch.Generator().manual_seed(seed)
-    q, k = unit(torch.randn(2, 2, tokens, key_heads, 5, generator=random, dtype=torch.float64))
+    q, k = l2_normalize(torch.randn(2, 2, tokens, key_heads, 5, generator=random, dtype=torch.float64))
     v = torch.randn(2, tokens, value_heads, 7, generator=random, dtype=torch.float64)
     log_decay = -3 * torch.rand(2, tokens, value_heads, generator=random, dtype=torch.float64)
     if decay is not None:
