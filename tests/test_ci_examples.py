@@ -210,7 +210,7 @@ def test_the_other_job_makes_the_baseline_again_and_pushes_it(checkout, tmp_path
         done, summary = run_step("update-baseline", name, checkout)
         assert done.returncode == 0, done.stderr
     assert "Baseline written: " in summary.read_text()
-    assert " are outside their tolerance." in summary.read_text()
+    assert " changed by more than the tolerance." in summary.read_text()
     pushed = git(tmp_path / "remote", "log", "-1", "--format=%s", "--name-only", "main").split("\n\n")
     assert pushed[0] == "Make the propcheck baseline again"
     assert pushed[1].split() == ["examples/ci/baselines/model.md", "examples/ci/baselines/model.parquet"]
