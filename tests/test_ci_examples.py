@@ -187,7 +187,7 @@ def test_the_workflow_fails_on_a_broken_model_and_annotates_the_probe(checkout):
     # Every update is larger, the first one too; the stream is from the first sum on.
     (update,) = [line for line in lines if "(update_rms)" in line]
     assert "at 8 of 8 sites" in update
-    assert "first at site 0 (attention of block 0, h.0.attn)" in update
+    assert "First at site 0 (attention of block 0, h.0.attn)" in update
     assert "x2.83" in update
     folder = checkout / "propcheck-gate"
     assert r"The change starts at h.0.attn.c\_proj.weight" in (folder / "summary.md").read_text()
