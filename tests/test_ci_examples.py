@@ -187,7 +187,7 @@ def test_the_workflow_fails_on_a_broken_model_and_annotates_the_probe(checkout):
     # Every update is larger, the first one too; the stream is from the first sum on.
     (update,) = [line for line in lines if "(update_rms)" in line]
     assert "at 8 of 8 sites" in update
-    assert "first at site 0 (attention of block 0, h.0.attn)" in update
+    assert "First at site 0 (attention of block 0, h.0.attn)" in update
     assert "x2.83" in update
     folder = checkout / "propcheck-gate"
     assert r"The change starts at h.0.attn.c\_proj.weight" in (folder / "summary.md").read_text()
@@ -210,7 +210,7 @@ def test_the_other_job_makes_the_baseline_again_and_pushes_it(checkout, tmp_path
         done, summary = run_step("update-baseline", name, checkout)
         assert done.returncode == 0, done.stderr
     assert "Baseline written: " in summary.read_text()
-    assert " outside the tolerances." in summary.read_text()
+    assert " changed by more than the tolerance." in summary.read_text()
     pushed = git(tmp_path / "remote", "log", "-1", "--format=%s", "--name-only", "main").split("\n\n")
     assert pushed[0] == "Make the propcheck baseline again"
     assert pushed[1].split() == ["examples/ci/baselines/model.md", "examples/ci/baselines/model.parquet"]

@@ -16,7 +16,7 @@ from propcheck.comparison.quantities import BACKWARD, FORWARD, QUANTITIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from propcheck.comparison.draws import Draws
+    from propcheck.comparison.draws import DrawComparison
     from propcheck.comparison.match_runs import MatchedRuns
     from propcheck.comparison.paired_numbers import NumberPair
     from propcheck.config.tolerances import Quantity, Tolerances
@@ -139,7 +139,9 @@ def compare_numbers(
     )
 
 
-def _paired_numbers(matched: MatchedRuns, draws: Draws, quantities: Sequence[Quantity]) -> tuple[list[NumberPair], list[str]]:
+def _paired_numbers(
+    matched: MatchedRuns, draws: DrawComparison, quantities: Sequence[Quantity]
+) -> tuple[list[NumberPair], list[str]]:
     """Return the numbers that can be compared, and notes on those that cannot."""
     pairs: list[NumberPair] = []
     notes: list[str] = []

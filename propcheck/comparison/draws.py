@@ -28,7 +28,7 @@ BySeed = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class DrawComparison:
     """The seeds and random draws of two runs.
 
     Attributes
@@ -102,7 +102,7 @@ class Draws:
         if not self.scattered:
             return [0.0] * len(values)
         scatters = [log_scatter(list(base.values()), list(run.values())) for base, run in values]
-        # Draws are not known to differ if there are no parameter records: then the ratio says nothing.
+        # DrawComparison are not known to differ if there are no parameter records: then the ratio says nothing.
         paired = [paired_scatter(base, run) if self.differ else None for base, run in values]
         pool, paired_pool = (pooled_scatter(each for each in some if each is not None) for some in (scatters, paired))
         limits = []
@@ -158,13 +158,13 @@ class Draws:
         return f"{cause}. Tolerances are widened to the scatter over the seeds, at most to {widest}."
 
 
-def compare_draws(matched: MatchedRuns) -> Draws:
+def compare_draws(matched: MatchedRuns) -> DrawComparison:
     """Find out which seeds and random draws two runs share."""
     baseline, run = matched.baseline, matched.run
     shared = tuple(seed for seed in baseline.seeds if seed in run.seeds)
     same_first_seed = baseline.seeds[:1] == run.seeds[:1]
     redrawn, random = count_redrawn(matched.parameters) if same_first_seed else (0, 0)
-    return Draws(
+    return DrawComparison(
         seeds=(frozenset(shared or baseline.seeds), frozenset(shared or run.seeds)),
         shared_seeds=shared,
         same_seeds=baseline.seeds == run.seeds,

@@ -16,7 +16,7 @@ from propcheck.records import Place
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from propcheck.comparison.draws import BySeed, Draws
+    from propcheck.comparison.draws import BySeed, DrawComparison
     from propcheck.comparison.match_parameters import ParameterPair
     from propcheck.comparison.match_runs import MatchedRuns
     from propcheck.config.tolerances import Quantity
@@ -61,7 +61,7 @@ class NumberPair:
     floor: float = 0.0
 
 
-def pair_sites(matched: MatchedRuns, draws: Draws, quantity: Quantity) -> list[NumberPair]:
+def pair_sites(matched: MatchedRuns, draws: DrawComparison, quantity: Quantity) -> list[NumberPair]:
     """Pair one quantity at every site that has it in at least one run."""
     common = matched.sites.common
     columns = [_by_site(run, quantity, seeds) for run, seeds in zip((matched.baseline, matched.run), draws.seeds, strict=True)]
@@ -91,7 +91,7 @@ def _by_site(run: Run, quantity: Quantity, seeds: Collection[int]) -> dict[int, 
     return values
 
 
-def pair_parameters(matched: MatchedRuns, draws: Draws) -> Iterator[NumberPair]:
+def pair_parameters(matched: MatchedRuns, draws: DrawComparison) -> Iterator[NumberPair]:
     """Pair the initial RMS and the gradient norm of every parameter; the records are those of the first seed."""
     pairs = matched.parameters.pairs
     positions = parameter_positions(matched.run)
@@ -147,13 +147,13 @@ def _rms(parameter: ParameterRecord) -> float | None:
     return None if parameter.mean is None or parameter.std is None else math.hypot(parameter.mean, parameter.std)
 
 
-def _initial_limit(pair: ParameterPair, draws: Draws) -> float:
+def _initial_limit(pair: ParameterPair, draws: DrawComparison) -> float:
     """Return the logarithm by which the RMS of n random elements may differ between draws: 5 / sqrt(n)."""
     is_redrawn = draws.differ and bool(pair.base.std or pair.other.std)
     return _STANDARD_ERRORS / math.sqrt(pair.base.numel) if is_redrawn else 0.0
 
 
-def pair_losses(matched: MatchedRuns, draws: Draws) -> NumberPair | None:
+def pair_losses(matched: MatchedRuns, draws: DrawComparison) -> NumberPair | None:
     """Pair the first losses of the compared seeds; None if neither run has any, or one has only sites."""
     if matched.sites_only:
         return None
@@ -180,7 +180,7 @@ def _losses(run: Run) -> Sequence[float]:
     return run.loss.by_seed or (() if run.loss.value is None else (run.loss.value,))
 
 
-def is_loss_comparable(losses: NumberPair, matched: MatchedRuns, draws: Draws) -> bool:
+def is_loss_comparable(losses: NumberPair, matched: MatchedRuns, draws: DrawComparison) -> bool:
     """Whether losses of different draws are similar: those of a cross-entropy are, those of a sum of either sign are not."""
     values = (*losses.baseline, *losses.run)
     if not draws.differ or not all(map(math.isfinite, values)):

@@ -56,7 +56,7 @@ def test_runs_and_targets_are_compared_and_the_comparison_prints_its_table(tmp_p
     # Twice the std of the same draws; the bias, uniform up to 1/4, is as it was.
     assert (first.place.site, first.place.module) == (0, "blocks.0.inner")
     assert 1 < first.ratio < 2
-    assert "C parts from A at blocks.0.inner.weight" in " ".join(str(result).split())
+    assert "C starts to differ from A at blocks.0.inner.weight" in " ".join(str(result).split())
     assert repr(result).startswith("<propcheck.Comparison of ")
     assert {path.name for path in result.plot(tmp_path / "plots")} >= {"stream_rms.png", "grad_stream_norm.png"}
 
@@ -70,7 +70,9 @@ def test_a_run_passes_beside_its_baseline_file_and_another_does_not(tmp_path):
     assert {finding.rule for finding in result.findings} >= {"gate-init", "gate-stream"}
     assert (result.start.site, result.start.parameter) == (0, "blocks.0.inner.weight")
     assert all(one.tolerance == pytest.approx(1.05) for one in result.differences)
-    assert " ".join(str(result).split()).endswith("make the baseline again with --update-baseline and commit it.")
+    text = " ".join(str(result).split())
+    assert "update the baseline with --update-baseline and commit it." in text
+    assert text.endswith("look first at the code where the change starts.")
     assert repr(result).endswith("failed>")
 
 
@@ -95,8 +97,8 @@ def test_tolerances_are_a_share_or_shares_of_what_they_are_for():
         (lambda: propcheck.compare(scanned()), "needs two or more runs to compare"),
         (lambda: propcheck.gate(scanned(), scanned(), tokens=3), "tokens: no effect, since every side is a run"),
         (lambda: propcheck.compare(scanned(), scanned(), seeds=3), "seeds: no effect"),
-        (lambda: propcheck.gate(scanned(), scanned(), tolerance="nan"), "tolerance nan: must be 0 or more"),
-        (lambda: propcheck.gate(scanned(), scanned(), tolerance={"los": "1%"}), "'los' is no quantity"),
+        (lambda: propcheck.gate(scanned(), scanned(), tolerance="nan"), "tolerance nan: must be finite and 0 or more"),
+        (lambda: propcheck.gate(scanned(), scanned(), tolerance={"los": "1%"}), "'los' is neither a quantity"),
         (lambda: propcheck.gate(scanned(), Path("missing.parquet")), "missing.parquet"),
     ],
 )

@@ -180,9 +180,9 @@ def test_a_baseline_of_another_kind_is_refused_with_the_difference_and_the_way_o
     place = tmp_path / "model.parquet"
     writing(Model, place, tokens=8)
     for options, said in (
-        ({"tokens": 8, "precision": "bf16"}, "precision fp32 (here bf16)"),
-        ({"tokens": 9}, "inputs 1 x 8 zipf (here 1 x 9 zipf)"),
-        ({"tokens": 8, "args": {"layers": 4}}, "arguments none (here layers=4)"),
+        ({"tokens": 8, "precision": "bf16"}, "precision fp32 (this run: bf16)"),
+        ({"tokens": 9}, "inputs 1 x 8 zipf (this run: 1 x 9 zipf)"),
+        ({"tokens": 8, "args": {"layers": 4}}, "arguments none (this run: layers=4)"),
     ):
         with pytest.raises(PropcheckError) as refused:
             assert_healthy(Model, place, **options)

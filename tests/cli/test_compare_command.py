@@ -202,7 +202,7 @@ def test_what_is_not_finite_is_compared_and_is_strict_json(capsys):
         (["before", "no.parquet"], "no.parquet: no such baseline"),
         (["before", "empty.parquet"], "empty.parquet: empty"),
         (["before", "newer"], "newer propcheck (schema 2"),
-        (["before", "after", "--tolerance", "nan"], "--tolerance nan: must be 0 or more, and finite"),
+        (["before", "after", "--tolerance", "nan"], "--tolerance nan: must be finite and 0 or more"),
         (["before", "after", "--detail", "site"], "'site' is not one of"),
         (["before", "after", "--seeds", "0..4"], "--seeds: no effect, since every side is a run"),
         (["before", "after", "--output", "a.html"], "unknown suffix .html"),

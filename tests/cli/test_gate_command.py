@@ -167,19 +167,19 @@ def test_no_tolerance_holds_for_what_is_not_finite(bad, made, gate, scanner):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("nan", "--tolerance nan: must be 0 or more, and finite"),
-        ("nan%", "--tolerance nan%: must be 0 or more, and finite"),
-        ("inf", "--tolerance inf: must be 0 or more, and finite"),
-        ("-5%", "--tolerance -5%: must be 0 or more, and finite"),
-        ("5", '--tolerance 5: is 500 %; write it as "5%" or "500%", whichever is meant'),
-        ("1000%", "--tolerance 1000%: lets a factor of 11 pass, so it gates nothing"),
+        ("nan", "--tolerance nan: must be finite and 0 or more"),
+        ("nan%", "--tolerance nan%: must be finite and 0 or more"),
+        ("inf", "--tolerance inf: must be finite and 0 or more"),
+        ("-5%", "--tolerance -5%: must be finite and 0 or more"),
+        ("5", '--tolerance 5: is 500 %; write "5%" or "500%"'),
+        ("1000%", '--tolerance 1000%: accepts a factor of 11, which checks nothing; the largest tolerance is "900%"'),
         ("much", "--tolerance much: must be a share"),
         ("", "--tolerance : must be a share"),
         ("loss=", "--tolerance loss=: must be a share"),
-        ("los=5%", "--tolerance los=5%: 'los' is no quantity (stream_rms, update_rms, "),
-        ("update_ratio=5%", "'update_ratio' is no quantity"),
-        ("layers.0.*=nan", "--tolerance layers.0.*=nan: must be 0 or more, and finite"),
-        ("=5%", "'' is no quantity"),
+        ("los=5%", "--tolerance los=5%: 'los' is neither a quantity (stream_rms, update_rms, "),
+        ("update_ratio=5%", "'update_ratio' is neither a quantity"),
+        ("layers.0.*=nan", "--tolerance layers.0.*=nan: must be finite and 0 or more"),
+        ("=5%", "'' is neither a quantity"),
     ],
 )
 def test_a_tolerance_that_is_none_is_refused_before_the_scan(given, said, made, gate, scanner):
@@ -216,7 +216,7 @@ def test_the_gate_of_the_probe_counts_and_the_option_before_it(made, gate, scann
     assert gate("--set", "gate.modules={}", target="tiny.toml")[0] == 1
     scanner.scanned.clear()
     probe.write_text('base = "tiny"\n[gate]\ntolerance = "-1%"\n')
-    assert refused(gate(target="tiny.toml"), "tiny.toml: gate.tolerance", "must be 0 or more")
+    assert refused(gate(target="tiny.toml"), "tiny.toml: gate.tolerance", "must be finite and 0 or more")
     probe.write_text('base = "tiny"\n[gate]\nquantities = { los = "1%" }\n')
     assert refused(gate(target="tiny.toml"), "tiny.toml: ", "los")
     assert scanner.scanned == []
@@ -236,17 +236,17 @@ def test_the_gate_of_pyproject_counts_and_that_of_the_probe_before_it(made, gate
 
 
 BEFORE_THE_SCAN = {
-    "target": (["--set", "name=other"], "target tiny (here other)"),
-    "seeds": (["--seeds", "0,1"], "seeds 0 (here 0, 1)"),
-    "mode": (["--eval"], "mode train (here eval)"),
-    "arguments": (["--arg", "layers=3"], "arguments layers=2 (here layers=3)"),
+    "target": (["--set", "name=other"], "target tiny (this run: other)"),
+    "seeds": (["--seeds", "0,1"], "seeds 0 (this run: 0, 1)"),
+    "mode": (["--eval"], "mode train (this run: eval)"),
+    "arguments": (["--arg", "layers=3"], "arguments layers=2 (this run: layers=3)"),
 }
 AFTER_THE_SCAN = {
-    "precision": (["--precision", "fp32"], "precision bf16 (here fp32)"),
-    "tokens": (["--tokens", "9"], "inputs 1 x {tokens} zipf (here 1 x 9 zipf)"),
-    "batch": (["--batch", "3"], "inputs 1 x {tokens} zipf (here 3 x {tokens} zipf)"),
-    "source": (["--set", "inputs.source=uniform"], "inputs 1 x {tokens} zipf (here 1 x {tokens} uniform)"),
-    "exponent": (["--set", "inputs.exponent=2"], "inputs.exponent 1 (here 2)"),
+    "precision": (["--precision", "fp32"], "precision bf16 (this run: fp32)"),
+    "tokens": (["--tokens", "9"], "inputs 1 x {tokens} zipf (this run: 1 x 9 zipf)"),
+    "batch": (["--batch", "3"], "inputs 1 x {tokens} zipf (this run: 3 x {tokens} zipf)"),
+    "source": (["--set", "inputs.source=uniform"], "inputs 1 x {tokens} zipf (this run: 1 x {tokens} uniform)"),
+    "exponent": (["--set", "inputs.exponent=2"], "inputs.exponent 1 (this run: 2)"),
 }
 
 
@@ -262,7 +262,8 @@ def test_another_kind_of_run_is_refused_with_the_difference_and_taken_with_force
     scanner.scanned.clear()
     options, said = {**BEFORE_THE_SCAN, **AFTER_THE_SCAN}[kind]
     assert refused(
-        gate("-q", *options, target=target), f"{BASELINE}: not the same kind of run: it has {said.format(tokens=tokens)}."
+        gate("-q", *options, target=target),
+        f"{BASELINE}: cannot be compared with this run: it was made with {said.format(tokens=tokens)}.",
     )
     assert bool(scanner.scanned) == (kind in AFTER_THE_SCAN)
     status, out, _ = gate("--force", *options, target=target)
@@ -271,7 +272,8 @@ def test_another_kind_of_run_is_refused_with_the_difference_and_taken_with_force
 
 
 def test_several_differences_are_all_named(made, gate):
-    assert refused(gate("--seeds", "1", "--eval"), "mode train (here eval)", "seeds 0 (here 1)", "--update-baseline", "--force")
+    mismatches = ("mode train (this run: eval)", "seeds 0 (this run: 1)")
+    assert refused(gate("--seeds", "1", "--eval"), *mismatches, "--update-baseline", "--force")
 
 
 def rewritten(path, **metadata):
@@ -362,7 +364,8 @@ def test_a_run_with_a_nan_becomes_no_baseline_and_the_old_one_stays(made, gate, 
     scanner.change = lambda one: dataclasses.replace(
         one, sites=(dataclasses.replace(one.sites[0], sum_rms=math.nan, stream_rms=math.nan), *one.sites[1:])
     )
-    assert refused(gate("--update-baseline", "-q"), f"{BASELINE}: not written, since the run is no baseline. NaN or infinity: ")
+    cause = f"{BASELINE}: not written, because a run with NaN or infinity cannot be a baseline. NaN or infinity in stream_rms "
+    assert refused(gate("--update-baseline", "-q"), cause)
     assert {path: path.read_bytes() for path in made.parent.iterdir()} == before
 
 

@@ -97,7 +97,7 @@ def test_another_number_of_threads_differs_by_rounding(precision):
     run = scan(made(Block), threads=2, precision=precision)
     found = gated(run, before(precision=precision), tolerance=1e-5 if precision == "fp32" else 0.01)
     assert found.passed
-    assert found.record.versions == ("threads 1 (here 2)",)
+    assert found.record.versions == ("threads 1 (this run: 2)",)
 
 
 def test_a_sum_that_a_kernel_adds_up_in_half_precision_passes_on_another_number_of_threads():

@@ -193,7 +193,7 @@ def names(records):
 
 
 def together(found):
-    return {(pair.base.name, pair.other.name): pair.named for pair in found.pairs}
+    return {(pair.base.name, pair.other.name): pair.same_name for pair in found.pairs}
 
 
 def test_parameters_of_one_name_belong_together():
