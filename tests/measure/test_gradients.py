@@ -164,11 +164,11 @@ def dense(model, loss=loss_of):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Count what is measured through its factors."""
+    """Collect the names of the weights that are measured through factors."""
     seen = []
     for function in (MeasuredLinear, MeasuredEmbedding):
         apply = function.apply
-        monkeypatch.setattr(function, "apply", lambda *args, apply=apply: seen.append(args[-1]) or apply(*args))
+        monkeypatch.setattr(function, "apply", lambda *args, apply=apply: seen.append(args[-1].args[0]) or apply(*args))
     return seen
 
 
