@@ -39,8 +39,8 @@ class Factors:
 def worth_factoring(x: Tensor, weight: Tensor) -> bool:
     """Whether the products over pairs of tokens cost less than forming the gradient of ``weight``.
 
-    The pairs are multiplied in fp32 (fp64 for fp32 weights). A CPU that multiplies in half precision is about three times slower
-    in fp32, hence the factor 3.
+    The pairs are multiplied in fp32 (fp64 for fp32 weights), which is about three times slower than half precision on CPUs that
+    multiply in it: hence the factor 3.
     """
     if x.dim() < 2 or weight.dim() != 2:
         return False
