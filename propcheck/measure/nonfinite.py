@@ -155,11 +155,11 @@ class NonfiniteSearch(Listener):
         masked = masked_rows(call)
         if masked is not None:
             if earliest is not None and not earliest.may_be_mask:
-                masked += f", and hold an infinity that {_maker(earliest.origin)} makes"
+                masked += f", and an infinity made by {_maker(earliest.origin)}"
             return self._new_source("NaN", call, masked, result)
         if not operands.has_infinity or earliest is None:
             return self._new_source("NaN", call, operands.words, result)
-        more = f"; {_plain(call.name)}{_in(self._place(call)[0])} makes NaN of the infinity"
+        more = f"; {_plain(call.name)}{_in(self._place(call)[0])} turns the infinity into NaN"
         return replace(earliest, origin=replace(earliest.origin, inputs=earliest.origin.inputs + more), may_be_mask=False)
 
     def _source_of_infinity(
@@ -218,9 +218,9 @@ def _is_ignored(call: FunctionCall) -> bool:
 def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: Source | None) -> str:
     """Describe what the forward pass showed at a function whose backward makes a gradient that is not finite."""
     if source is not None:
-        return f"; the forward pass holds {source.origin.value} there, first made by {_maker(source.origin)}"
+        return f"; the forward pass already has {source.origin.value} there, first made by {_maker(source.origin)}"
     if call.name in ROOTS and any((tensor == 0).any() for tensor in results):
-        return "; the result of it in the forward pass holds zeros"
+        return "; its forward output has zeros"
     return ""
 
 

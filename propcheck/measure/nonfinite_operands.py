@@ -109,17 +109,17 @@ def changed_in_place(call: FunctionCall) -> Tensor | None:
 
 
 def masked_rows(call: FunctionCall) -> str | None:
-    """Describe a softmax whose input is masked in whole rows; None for any other call."""
+    """Describe the input of a softmax or attention in which entire rows are masked; None for any other call."""
     args, kwargs = call.args, call.kwargs
     if call.name in SOFTMAXES and isinstance(args[0] if args else None, Tensor):
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         if isinstance(dim, int) and whole_rows_masked(args[0], dim):
-            return "scores that are -infinity in whole rows"
+            return "scores with entire rows of -infinity"
     if call.name in ATTENTIONS:
         of_layer = call.name == "multi_head_attention_forward"  # its masks are true where hidden, the others where seen
         for mask in (kwargs.get("key_padding_mask"), kwargs.get("attn_mask", args[3] if len(args) > 3 else None)):
             if isinstance(mask, Tensor):
                 hidden = mask == -torch.inf if mask.dtype != torch.bool else mask if of_layer else ~mask
                 if bool(hidden.all(-1).any()):
-                    return "a mask that leaves whole rows nothing to attend to"
+                    return "a mask that hides every key from some queries"
     return None

@@ -53,7 +53,7 @@ def content_of(tensor: Tensor) -> Content:
     finite = values[torch.isfinite(values)] if parts else values
     if finite.numel():
         low, high = (number(extreme.item()) for extreme in torch.aminmax(finite))
-        span = f"that are all {low}" if low == high else f"from {low} to {high}"
+        span = f"all equal to {low}" if low == high else f"from {low} to {high}"
         parts.insert(0, f"{str(tensor.dtype).removeprefix('torch.')} numbers {span}")
     return Content(nan, plus, minus, " and ".join(parts))
 

@@ -25,7 +25,7 @@ def residual_call(graph: GraphBuilder, call: FunctionCall, addition: Sum) -> Res
     if is_transformed(addition.first) or is_transformed(addition.second):
         if first is not None or second is not None:
             for listener in graph.listeners:
-                listener.not_followed(call.module or "", "it runs within a transform of torch.func")
+                listener.not_followed(call.module or "", "runs inside a torch.func transform")
         return None
     if first is None or second is None:
         trace = first or second

@@ -164,7 +164,7 @@ class Tracer(FunctionMode):
                 parameters = [*module.parameters()]
                 trace = propagate_unknown(self._graph, FunctionCall(module, "", args, kwargs), value, parameters)
                 if trace is not None:
-                    self._send_not_followed(call.path, f"what {type(module).__name__} computes cannot be followed")
+                    self._send_not_followed(call.path, f"the computation of {type(module).__name__} cannot be followed")
             # The module that made the last product wrote the branch, or the outermost module around it in the block.
             made_product = trace is not None and trace.kind == "signal" and trace.product > call.products
             if trace is not None and made_product and not call.is_block:
@@ -187,7 +187,7 @@ class Tracer(FunctionMode):
             look_up(self._graph, call, result)
         elif call.name not in SILENT:
             if call.name in FUSED and call.module is not None:
-                self._send_not_followed(call.module, f"it runs as one fused function ({call.name})")
+                self._send_not_followed(call.module, f"runs as one fused function ({call.name})")
             propagate(self._graph, call, result)
             carry_parts(call, result)
         return result
