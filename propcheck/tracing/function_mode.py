@@ -88,10 +88,10 @@ class FunctionMode(TorchFunctionMode):
         """Run the addition with this number."""
         raise NotImplementedError
 
-    def _send_operands(self, residual: Addition, addition: Sum, *, stream_is_first: bool) -> AdditionOperands:
+    def _send_operands(self, traced: Addition, addition: Sum, *, stream_is_first: bool) -> AdditionOperands:
         stream, update = addition.stream_and_update(stream_is_first=stream_is_first)
         at_sum = addition.gradients_at_sum(stream_is_first=stream_is_first)
-        operands = AdditionOperands(residual, stream, update, addition.in_place, at_sum)
+        operands = AdditionOperands(traced, stream, update, addition.in_place, at_sum)
         for listener in self.listeners:
             listener.before_addition(operands)
         return operands
@@ -141,12 +141,12 @@ class Recomputation(FunctionMode):
         self._additions = additions
 
     def _add(self, call: FunctionCall, addition: Sum, number: int) -> Tensor:
-        residual, stream_is_first = self._additions.get(number, (None, True))
+        traced, stream_is_first = self._additions.get(number, (None, True))
         result: Tensor
-        if residual is None or residual.inner:
+        if traced is None or traced.inner:
             result = call.run()
         else:
-            operands = self._send_operands(residual, addition, stream_is_first=stream_is_first)
+            operands = self._send_operands(traced, addition, stream_is_first=stream_is_first)
             result = call.run()
             self._send_total(operands, result)
         return result

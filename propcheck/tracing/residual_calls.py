@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from propcheck.tracing.additions import Residual, counted_twice, residual
+from propcheck.tracing.additions import Residual, counted_twice, find_residual
 from propcheck.tracing.branches import path
 from propcheck.tracing.graph import Double, mark, signal_of, touch, trace_of
 from propcheck.tracing.tensors import is_transformed
@@ -36,15 +36,15 @@ def residual_call(graph: GraphBuilder, call: FunctionCall, addition: Sum) -> Res
         for tensor, trace in ((addition.first, first), (addition.second, second))
         if parts_of(tensor)
     }
-    found = residual(first, second, parts, call.block)
-    if found is None:
+    residual = find_residual(first, second, parts, call.block)
+    if residual is None:
         if addition.alpha == 1 and not addition.fused and counted_twice(first, second):
             graph.doubles.append(Double(first, graph.steps, call.block, call.module))
         return None
-    if addition.alpha < 0 and not found.stream_is_first:  # the stream is subtracted
+    if addition.alpha < 0 and not residual.stream_is_first:  # the stream is subtracted
         return None
-    stream, update = addition.stream_and_update(stream_is_first=found.stream_is_first)
-    return found if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
+    stream, update = addition.stream_and_update(stream_is_first=residual.stream_is_first)
+    return residual if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
 
 
 def _learned_stream(graph: GraphBuilder, addition: Sum, update: Trace) -> Residual | None:
@@ -62,10 +62,10 @@ def _learned_stream(graph: GraphBuilder, addition: Sum, update: Trace) -> Residu
     return Residual(is_first, begun, (update,), (begun, update) if is_first else (update, begun), None)
 
 
-def added_values(addition: Sum, found: Residual) -> tuple[Tensor, tuple[Tensor, ...]]:
+def added_values(addition: Sum, residual: Residual) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the stream and the updates as they are added, copied if the addition overwrites them."""
-    stream, update = addition.stream_and_update(stream_is_first=found.stream_is_first)
-    scaled = addition.scaled(stream_is_first=found.stream_is_first)
+    stream, update = addition.stream_and_update(stream_is_first=residual.stream_is_first)
+    scaled = addition.scaled(stream_is_first=residual.stream_is_first)
 
     def value(operand: Tensor, name: str) -> Tensor:
         if name == scaled:
@@ -73,5 +73,5 @@ def added_values(addition: Sum, found: Residual) -> tuple[Tensor, tuple[Tensor, 
         return operand.detach().clone() if addition.in_place else operand.detach()
 
     # An update whose parts are of one kind is one update.
-    pieces = [part for part, _ in parts_of(update)] if len(found.updates) > 1 else [update]
+    pieces = [part for part, _ in parts_of(update)] if len(residual.updates) > 1 else [update]
     return value(stream, "stream"), tuple(value(piece, "update").expand_as(stream) for piece in pieces)

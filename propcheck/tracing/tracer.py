@@ -204,38 +204,38 @@ class Tracer(FunctionMode):
     # ------------------------------------------------------------------ additions
 
     def _add(self, call: FunctionCall, addition: Sum, number: int) -> Tensor:
-        found = residual_call(self._graph, call, addition)
+        residual = residual_call(self._graph, call, addition)
         result: Tensor
-        if found is None:
+        if residual is None:
             parts = parts_of_sum(addition)
             result = call.run()
             propagate(self._graph, call, result)
             set_parts(result, parts)
             return result
-        new = self._new_addition(call, addition, found)
-        operands = self._send_operands(new, addition, stream_is_first=found.stream_is_first)
-        stream, updates = added_values(addition, found)
+        new = self._new_addition(call, addition, residual)
+        operands = self._send_operands(new, addition, stream_is_first=residual.stream_is_first)
+        stream, updates = added_values(addition, residual)
         result = call.run()
         added = _Added(new, stream, updates, tuple(map(version, (stream, *updates))))
-        self._send_values(added, found, result)
-        new.updates = [Update(trace, operands.update.dtype) for trace in found.updates]
-        self._additions[number] = new, found.stream_is_first
-        self._mark_sum(new, found, result)
+        self._send_values(added, residual, result)
+        new.updates = [Update(trace, operands.update.dtype) for trace in residual.updates]
+        self._additions[number] = new, residual.stream_is_first
+        self._mark_sum(new, residual, result)
         self._send_total(operands, result)
         return result
 
-    def _new_addition(self, call: FunctionCall, addition: Sum, found: Residual) -> Addition:
-        stream, _ = addition.stream_and_update(stream_is_first=found.stream_is_first)
+    def _new_addition(self, call: FunctionCall, addition: Sum, residual: Residual) -> Addition:
+        stream, _ = addition.stream_and_update(stream_is_first=residual.stream_is_first)
         trace = signal_of(stream)
         assert trace is not None
-        if addition.scaled(stream_is_first=found.stream_is_first) == "stream":
+        if addition.scaled(stream_is_first=residual.stream_is_first) == "stream":
             trace = replace(trace, scalings=trace.scalings + 1)
-        if found.before is not None:
-            trace = found.before.stream
+        if residual.before is not None:
+            trace = residual.before.stream
         self._sites = None
-        channels = next((operand.channels for operand in found.operands if operand.channels is not None), None)
+        channels = next((operand.channels for operand in residual.operands if operand.channels is not None), None)
         # An update that is added where the next block begins belongs to the block that made it.
-        blocks = {self.block_of(update.module) for update in found.updates}
+        blocks = {self.block_of(update.module) for update in residual.updates}
         block = blocks.pop() if len(blocks) == 1 else None
         block = call.block if block is None else block
         return Addition(
@@ -243,15 +243,15 @@ class Tracer(FunctionMode):
             trace,
             tuple(channels_last(stream, channels).shape),
             stream.dtype,
-            base=found.base,
+            base=residual.base,
             channels=channels,
             since=None if block is None else self.hooks.since.get(block),
         )
 
-    def _send_values(self, added: _Added, found: Residual, total: Tensor) -> None:
-        earlier = self._group if found.before is not None and self._is_open(found.before) else []
+    def _send_values(self, added: _Added, residual: Residual, total: Tensor) -> None:
+        earlier = self._group if residual.before is not None and self._is_open(residual.before) else []
         if earlier:
-            added.addition.before = found.before
+            added.addition.before = residual.before
         self._group = [*earlier, added]
         before = tuple((other.addition, other.updates) for other in earlier)
         values = AdditionValues(added.addition, self._group[0].stream, added.updates, total, before)
@@ -262,14 +262,14 @@ class Tracer(FunctionMode):
         """Whether the operands of the additions to one stream, up to ``before``, are still what they were."""
         return bool(self._group) and self._group[-1].addition is before and all(other.is_current for other in self._group)
 
-    def _mark_sum(self, addition: Addition, found: Residual, result: Tensor) -> None:
-        operands = found.operands if found.stream_is_first else found.operands[::-1]
+    def _mark_sum(self, addition: Addition, residual: Residual, result: Tensor) -> None:
+        operands = residual.operands if residual.stream_is_first else residual.operands[::-1]
         stream_node = operands[0].node
         assert stream_node is not None
         trace = self._graph.begin(
             "sum",
             carries=(stream_node,),
-            parents=found.operands,
+            parents=residual.operands,
             channels=addition.channels,
             product=max(operand.product for operand in operands),
         )
