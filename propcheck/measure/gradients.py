@@ -1,14 +1,15 @@
-"""Gradient norms of parameters, without the gradients of large weights.
+"""Measure the gradient norms of parameters without forming the gradients of large weights.
 
-The gradient of a linear layer's weight is G^T X, with G the gradient of its output and X its input, both
-[tokens, features]. Its norm needs no [out, in] matrix: ||G^T X||_F^2 = sum((G G^T) * (X X^T)) over pairs of tokens, far
-cheaper while tokens are few. An embedding's gradient is the same with one-hot rows for G. These are norms of the
-unrounded gradient; a gradient that autograd forms itself is measured as it is, rounded to the parameter's dtype.
+The gradient of a linear layer's weight is G^T X, with G the gradient of its output and X its input, both [tokens, features].
+Its norm needs no [out, in] matrix: ||G^T X||_F^2 = sum((G G^T) * (X X^T)) over pairs of tokens, which is far cheaper while
+tokens are few. An embedding's gradient is the same with one-hot rows as X. These are norms of the unrounded gradient; a
+gradient that autograd forms itself is measured after its rounding to the parameter's dtype.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from propcheck.measure.statistics import frobenius, inner
 
 @dataclass(slots=True)
 class Factors:
-    """One use of a weight: its gradient is left^T right.
+    """One use of a weight, whose gradient is left^T right.
 
-    ``left`` is [tokens, out], or for a look-up the row numbers [tokens]; ``right`` is [tokens, in].
+    ``left`` is [tokens, out], or for a lookup the row numbers [tokens]; ``right`` is [tokens, in].
     """
 
     left: Tensor
@@ -36,10 +37,10 @@ class Factors:
 
 
 def worth_factoring(x: Tensor, weight: Tensor) -> bool:
-    """Whether the products over pairs of tokens cost less than the gradient of ``weight``, which ``x`` is multiplied with.
+    """Whether the products over pairs of tokens cost less than forming the gradient of ``weight``.
 
-    The pairs are multiplied in fp32 (fp64 for fp32 weights), at about a third of the rate of half-precision products on
-    CPUs that have them: hence the 3.
+    The pairs are multiplied in fp32 (fp64 for fp32 weights), which is about three times slower than half precision on CPUs that
+    multiply in it: hence the factor 3.
     """
     if x.dim() < 2 or weight.dim() != 2:
         return False
@@ -48,19 +49,19 @@ def worth_factoring(x: Tensor, weight: Tensor) -> bool:
 
 
 class Ledger:
-    """Collects what the backward pass says of each parameter, by name, and settles it into one number each."""
+    """Collects the gradient of each parameter, by name, and reduces it to a norm."""
 
     def __init__(self) -> None:
         self.norms: dict[str, Tensor] = {}
         self._factors: defaultdict[str, list[Factors]] = defaultdict(list)
 
     def add(self, name: str, factors: Factors) -> None:
-        """Note one use of the weight ``name``."""
+        """Add one use of the weight ``name``."""
         self._factors[name].append(factors)
 
     def settle(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Turn all that is known of ``parameters`` into norms and let go of it."""
-        grams: dict[tuple[Any, ...], Tensor] = {}  # q, k, v, gate and up read one tensor: its products are shared
+        """Reduce the gradients of ``parameters`` to norms and free them."""
+        grams: dict[tuple[Any, ...], Tensor] = {}  # q, k, v, gate and up share one input, so its products are shared too
         for name, parameter in parameters.items():
             factors = self._factors.pop(name, [])
             if factors and parameter.grad is not None:
@@ -75,16 +76,16 @@ class Ledger:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    # Products of halves are exact in fp32; products of floats are not, so those are taken in fp64.
+    # Products of half-precision numbers are exact in fp32; products of fp32 numbers need fp64.
     return tensor.double() if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-# Columns at a time, so that the wide copy of a head's gradient [tokens, vocabulary] stays small.
+# Columns at a time, so that the wide copy of the head's gradient [tokens, vocabulary] stays small.
 _COLUMNS = 1 << 15
 
 
 def _scale(tensor: Tensor) -> Tensor:
-    """Return the largest magnitude in ``tensor``, fp32: halves are divided by it, since their squares leave fp32's range."""
+    """Return the largest magnitude in fp32; half-precision numbers are divided by it, as their squares leave fp32's range."""
     low, high = torch.aminmax(tensor)
     return torch.maximum(-low, high).float().clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -123,7 +124,7 @@ def _pairs_norm(factors: list[Factors], grams: dict[tuple[Any, ...], Tensor]) ->
 
 
 def _left_products(a: Factors, b: Factors) -> Tensor:
-    """Return a.left b.left^T; a row number stands for the one-hot vector of that row."""
+    """Return a.left b.left^T; a row number stands for a one-hot vector."""
     if a.lookup and b.lookup:
         return a.left[:, None] == b.left[None, :]
     if a.lookup:
@@ -134,7 +135,7 @@ def _left_products(a: Factors, b: Factors) -> Tensor:
 
 
 def _lookup_norm(factors: list[Factors]) -> Tensor:
-    """Return the norm of an embedding's gradient: the rows of equal numbers summed first."""
+    """Return the norm of an embedding's gradient; rows with equal numbers are summed first."""
     numbers = torch.cat([use.left for use in factors])
     rows = torch.cat([_wide(use.right) for use in factors])
     unique, place = numbers.unique(return_inverse=True)
@@ -142,7 +143,7 @@ def _lookup_norm(factors: list[Factors]) -> Tensor:
 
 
 def _add_dense(gradient: Tensor, factors: list[Factors]) -> Tensor:
-    """Return ``gradient`` plus left^T right of all uses, for a weight that was used in other ways too."""
+    """Return ``gradient`` plus left^T right of all uses, for a weight that is also used in other ways."""
     total = _wide(gradient).clone()
     for use in factors:
         if use.lookup:
@@ -152,44 +153,47 @@ def _add_dense(gradient: Tensor, factors: list[Factors]) -> Tensor:
     return total
 
 
+Receiver = Callable[[Factors], None]
+
+
 class MeasuredLinear(torch.autograd.Function):
-    """``F.linear`` whose backward notes the factors of the weight's gradient instead of forming it."""
+    """``F.linear`` whose backward hands over the factors of the weight's gradient instead of forming it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ledger: Ledger, name: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, receive: Receiver) -> Tensor:
         """Compute x weight^T + bias; ``weight`` is cast to x's dtype, as autocast does."""
         ctx.save_for_backward(x, weight)
-        ctx.ledger, ctx.name = ledger, name
+        ctx.receive = receive
         return F.linear(x, weight.to(x.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
-        """Return the gradients of x and bias; that of the weight goes to the ledger as factors."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        """Return the gradients of x and bias; that of the weight is handed over as factors."""
         x, weight = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
-        ctx.ledger.add(ctx.name, Factors(flat, x.detach().reshape(-1, x.shape[-1])))
+        ctx.receive(Factors(flat, x.detach().reshape(-1, x.shape[-1])))
         grad_x = flat.mm(weight.to(flat.dtype)).view(x.shape) if ctx.needs_input_grad[0] else None
         grad_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
-        return grad_x, None, grad_bias, None, None
+        return grad_x, None, grad_bias, None
 
 
 class MeasuredEmbedding(torch.autograd.Function):
-    """``F.embedding`` whose backward notes the rows of the weight's gradient; it keeps the weight for nothing."""
+    """``F.embedding`` whose backward hands over the rows of the weight's gradient; it does not keep the weight."""
 
     @staticmethod
-    def forward(ctx: Any, numbers: Tensor, weight: Tensor, padding: int | None, ledger: Ledger, name: str) -> Tensor:
-        """Look up rows ``numbers`` of ``weight``; the row ``padding`` gets no gradient."""
+    def forward(ctx: Any, numbers: Tensor, weight: Tensor, padding: int | None, receive: Receiver) -> Tensor:
+        """Look up the rows ``numbers`` of ``weight``; the row ``padding`` gets no gradient."""
         ctx.save_for_backward(numbers)
         ctx.padding = padding if padding is None or padding >= 0 else padding + len(weight)
-        ctx.ledger, ctx.name = ledger, name
+        ctx.receive = receive
         return F.embedding(numbers, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None, None]:
-        """Hand the rows to the ledger."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        """Hand the rows over."""
         (numbers,) = ctx.saved_tensors
         left, right = numbers.reshape(-1), grad.reshape(-1, grad.shape[-1])
         if ctx.padding is not None:
             right = right.masked_fill((left == ctx.padding)[:, None], 0.0)
-        ctx.ledger.add(ctx.name, Factors(left, right))
-        return None, None, None, None, None
+        ctx.receive(Factors(left, right))
+        return None, None, None, None

@@ -9,21 +9,20 @@ device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
-from propcheck.formatting import number
 from propcheck.measure.nonfinite_gradients import GradientSearch, Step
-from propcheck.measure.nonfinite_values import Content, content_of, is_finite, spoilt_tokens, whole_rows_masked
+from propcheck.measure.nonfinite_operands import Operands, Overwritten, Source, changed_in_place, masked_rows, read_operands
+from propcheck.measure.nonfinite_values import Content, content_of, is_finite, spoilt_tokens
 from propcheck.records import Origin
 from propcheck.tracing.events import Listener
 from propcheck.tracing.graph import trace_of
-from propcheck.tracing.op_names import ATTENTIONS, DIVISIONS, EXPONENTIALS, ROOTS, SOFTMAXES
+from propcheck.tracing.op_names import EXPONENTIALS, ROOTS, SOFTMAXES
 from propcheck.tracing.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -39,63 +38,6 @@ _IGNORED = {"empty_like", "new_empty", "empty_strided", "new_empty_strided", "__
 _OVERWRITING = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_"}
 # The logarithm of a mask of zeros and ones has -infinity for zeros, as intended.
 _LOGARITHMS = {"log", "log_", "log2", "log10"}
-# Their second operand may be a plain number that matters.
-_QUOTIENTS = DIVISIONS | {"pow", "pow_"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Source:
-    """The operation that made values that are not finite; ``order`` numbers these."""
-
-    order: int
-    origin: Origin
-    may_be_mask: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Overwritten:
-    """The argument that a function changes in place, and what it held; ``content`` is None where that does not matter."""
-
-    tensor: Tensor | None
-    content: Content | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Operands:
-    """What a function read.
-
-    Attributes
-    ----------
-    contents
-        Of its tensors.
-    nonfinite_numbers
-        Its arguments that are NaN or an infinity.
-    numbers
-        Its plain numbers that matter to the result.
-    earliest
-        The first source of a value that is not finite among its tensors.
-    """
-
-    contents: Sequence[Content]
-    nonfinite_numbers: Sequence[float]
-    numbers: Sequence[float]
-    earliest: _Source | None
-
-    @property
-    def has_nan(self) -> bool:
-        """Whether a tensor holds NaN."""
-        return any(content.nan for content in self.contents)
-
-    @property
-    def has_infinity(self) -> bool:
-        """Whether a tensor holds an infinity."""
-        return any(content.infinite for content in self.contents)
-
-    @property
-    def words(self) -> str:
-        """Describe them, one phrase per kind: the experts of a stack would repeat the same many times."""
-        phrases = [*dict.fromkeys(content.words for content in self.contents if content.words), *map(number, self.numbers)]
-        return ", and ".join(phrases[:3]) or "integers"
 
 
 class NonfiniteSearch(Listener):
@@ -119,11 +61,11 @@ class NonfiniteSearch(Listener):
         self._additions, self._gradients, self._shape = additions, gradients, shape
         self._paths = {block: path for path, block in blocks.items()}
         # By address, which no other storage has while the reference exists.
-        self._sources: dict[int, tuple[StorageWeakRef, _Source]] = {}
-        self._overwritten = _Overwritten(None, None)  # by the function that runs
+        self._sources: dict[int, tuple[StorageWeakRef, Source]] = {}
+        self._overwritten = Overwritten(None, None)  # by the function that runs
         self._orders = 0
-        self._sums: dict[Addition, _Source | None] = {}  # additions whose result is not finite
-        self._source_of_loss: _Source | None = None
+        self._sums: dict[Addition, Source | None] = {}  # additions whose result is not finite
+        self._source_of_loss: Source | None = None
         self._loss_is_finite = True
 
     @property
@@ -157,12 +99,12 @@ class NonfiniteSearch(Listener):
         """Look at the tensor that a function is about to change in place."""
         if _is_ignored(call):
             return
-        tensor = _changed_in_place(call)
+        tensor = changed_in_place(call)
         content = None
         if tensor is not None and call.name not in _OVERWRITING:
             with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
                 content = content_of(tensor)
-        self._overwritten = _Overwritten(tensor, content)
+        self._overwritten = Overwritten(tensor, content)
 
     def function_returned(self, call: FunctionCall, result: Any) -> None:
         """Look at the result of a function."""
@@ -179,7 +121,7 @@ class NonfiniteSearch(Listener):
                     for tensor in results:
                         self._gradients.watch(tensor, step)
 
-    def _look_at(self, call: FunctionCall, results: Sequence[Tensor]) -> _Source | None:
+    def _look_at(self, call: FunctionCall, results: Sequence[Tensor]) -> Source | None:
         """Return the source of what is not finite in the results, and remember it."""
         nonfinite = [tensor for tensor in results if not is_finite(tensor)]
         source = self._source(call, nonfinite) if nonfinite else None
@@ -193,9 +135,9 @@ class NonfiniteSearch(Listener):
                 self._sums.setdefault(addition, source)
         return source
 
-    def _source(self, call: FunctionCall, results: Sequence[Tensor]) -> _Source | None:
+    def _source(self, call: FunctionCall, results: Sequence[Tensor]) -> Source | None:
         """Return the source of results that are not finite: this function, or an earlier one; None if neither."""
-        operands = self._operands(call)
+        operands = read_operands(call, self._overwritten, self._source_in)
         if operands is None:
             return None  # a constant
         contents = [content_of(tensor) for tensor in results]
@@ -205,44 +147,24 @@ class NonfiniteSearch(Listener):
             return self._source_of_infinity(call, operands, contents, results[0])
         return operands.earliest
 
-    def _operands(self, call: FunctionCall) -> _Operands | None:
-        leaves = tree_leaves((call.args, {key: value for key, value in call.kwargs.items() if key != "out"}))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not tensors:
-            return None
-        nonfinite_numbers = [leaf for leaf in leaves if isinstance(leaf, float) and not math.isfinite(leaf)]
-        numbers = (
-            [value for value in call.args if type(value) in (int, float)] if call.name in _QUOTIENTS else nonfinite_numbers
-        )
-        written, before = self._overwritten.tensor, self._overwritten.content
-        read = [tensor for tensor in tensors if tensor is not written or before is not None]
-        contents = [before if tensor is written and before is not None else content_of(tensor) for tensor in read]
-        sources = [
-            source
-            for tensor, content in zip(read, contents, strict=True)
-            if not content.finite and (source := self._source_in(tensor))
-        ]
-        earliest = min(sources, key=lambda source: source.order, default=None)
-        return _Operands(contents, nonfinite_numbers, numbers, earliest)
-
-    def _source_of_nan(self, call: FunctionCall, operands: _Operands, result: Tensor) -> _Source | None:
+    def _source_of_nan(self, call: FunctionCall, operands: Operands, result: Tensor) -> Source | None:
         """Return the source of a NaN that is in no operand."""
         earliest = operands.earliest
         if any(map(math.isnan, operands.nonfinite_numbers)):
             return earliest  # a fill with NaN
-        masked = _masked(call)
+        masked = masked_rows(call)
         if masked is not None:
             if earliest is not None and not earliest.may_be_mask:
-                masked += f", and hold an infinity that {_maker(earliest.origin)} makes"
+                masked += f", and an infinity made by {_maker(earliest.origin)}"
             return self._new_source("NaN", call, masked, result)
         if not operands.has_infinity or earliest is None:
             return self._new_source("NaN", call, operands.words, result)
-        more = f"; {_plain(call.name)}{_in(self._place(call)[0])} makes NaN of the infinity"
+        more = f"; {_plain(call.name)}{_in(self._place(call)[0])} turns the infinity into NaN"
         return replace(earliest, origin=replace(earliest.origin, inputs=earliest.origin.inputs + more), may_be_mask=False)
 
     def _source_of_infinity(
-        self, call: FunctionCall, operands: _Operands, results: Sequence[Content], result: Tensor
-    ) -> _Source | None:
+        self, call: FunctionCall, operands: Operands, results: Sequence[Content], result: Tensor
+    ) -> Source | None:
         """Return the source of an infinity."""
         positive = any(content.plus for content in results)
         exponential_overflows = (
@@ -258,7 +180,7 @@ class NonfiniteSearch(Listener):
 
     def _new_source(
         self, value: Literal["NaN", "infinity"], call: FunctionCall, words: str, result: Tensor, *, may_be_mask: bool = False
-    ) -> _Source:
+    ) -> Source:
         module, block = self._place(call)
         spoilt = spoilt_tokens(result, self._shape, value, rows=call.name in SOFTMAXES)
         self._orders += 1
@@ -274,9 +196,9 @@ class NonfiniteSearch(Listener):
             spoilt.affected,
             spoilt.positions,
         )
-        return _Source(self._orders, origin, may_be_mask)
+        return Source(self._orders, origin, may_be_mask)
 
-    def _source_in(self, tensor: Tensor) -> _Source | None:
+    def _source_in(self, tensor: Tensor) -> Source | None:
         """Return the source of the values in a tensor's memory."""
         if tensor.layout != torch.strided:
             return None
@@ -293,39 +215,13 @@ def _is_ignored(call: FunctionCall) -> bool:
     return call.name in _IGNORED or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001
 
 
-def _changed_in_place(call: FunctionCall) -> Tensor | None:
-    """Return the argument that a function changes in place."""
-    name = call.name
-    in_place = (name.endswith("_") and not name.startswith("__")) or name in ("__setitem__", "__iadd__", "__imul__", "__isub__")
-    first = call.args[0] if call.args else call.kwargs.get("input")
-    changes_first = (in_place or call.kwargs.get("inplace") is True) and isinstance(first, Tensor)
-    return first if changes_first else call.kwargs.get("out")
-
-
-def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: _Source | None) -> str:
+def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: Source | None) -> str:
     """Describe what the forward pass showed at a function whose backward makes a gradient that is not finite."""
     if source is not None:
-        return f"; the forward pass holds {source.origin.value} there, first made by {_maker(source.origin)}"
+        return f"; the forward pass already has {source.origin.value} there, first made by {_maker(source.origin)}"
     if call.name in ROOTS and any((tensor == 0).any() for tensor in results):
-        return "; the result of it in the forward pass holds zeros"
+        return "; its forward output has zeros"
     return ""
-
-
-def _masked(call: FunctionCall) -> str | None:
-    """Describe a softmax whose input is masked in whole rows; None for any other call."""
-    args, kwargs = call.args, call.kwargs
-    if call.name in SOFTMAXES and isinstance(args[0] if args else None, Tensor):
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-        if isinstance(dim, int) and whole_rows_masked(args[0], dim):
-            return "scores that are -infinity in whole rows"
-    if call.name in ATTENTIONS:
-        of_layer = call.name == "multi_head_attention_forward"  # its masks are true where hidden, the others where seen
-        for mask in (kwargs.get("key_padding_mask"), kwargs.get("attn_mask", args[3] if len(args) > 3 else None)):
-            if isinstance(mask, Tensor):
-                hidden = mask == -torch.inf if mask.dtype != torch.bool else mask if of_layer else ~mask
-                if bool(hidden.all(-1).any()):
-                    return "a mask that leaves whole rows nothing to attend to"
-    return None
 
 
 def _plain(name: str) -> str:

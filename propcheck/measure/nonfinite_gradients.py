@@ -77,7 +77,7 @@ class GradientSearch:
                 )
                 if spoilt is not None:
                     # No earlier step made it: the gradients from several readers were finite, their sum is not.
-                    words = f"the finite gradients of all that reads what {step.function} gives"
+                    words = f"the finite gradients from all readers of the output of {step.function}"
                     self.origin = self._origin("the sum of gradients", step, words, spoilt)
                 elif bad is not None:
                     largest = max((float(gradient.abs().amax()) for gradient in arrived if gradient.numel()), default=0.0)

@@ -1,4 +1,4 @@
-"""What one tensor holds beside finite numbers, and at which tokens. Everything here waits for the device."""
+"""Non-finite values of a tensor, and the tokens at which they are. Everything here waits for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Which kinds of number a tensor holds beside finite ones, and the finite ones in words."""
+    """Which non-finite values a tensor holds, and a description of its numbers."""
 
     nan: bool = False
     plus: bool = False  # infinity
@@ -32,40 +32,40 @@ class Content:
 
     @property
     def finite(self) -> bool:
-        """Whether it holds nothing but finite numbers."""
+        """Whether all numbers are finite."""
         return not (self.nan or self.infinite)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds finite numbers only; one that holds no floating-point numbers does."""
+    """Whether all numbers of a tensor are finite; those of a tensor that is not floating-point are."""
     values = _values(tensor)
     return values is None or bool(torch.isfinite(values).all())
 
 
 def content_of(tensor: Tensor) -> Content:
-    """Say what a tensor of any dtype holds."""
+    """Describe the values of a tensor of any dtype."""
     values = _values(tensor)
     if values is None or not values.numel():
         return Content()
     nan, plus, minus = torch.stack([values.isnan().any(), (values == torch.inf).any(), (values == -torch.inf).any()]).tolist()
     kinds = (("NaN", nan), ("infinity", plus), ("-infinity", minus))
-    parts = [name for name, found in kinds if found]
+    parts = [name for name, is_held in kinds if is_held]
     finite = values[torch.isfinite(values)] if parts else values
     if finite.numel():
-        low, high = (number(one.item()) for one in torch.aminmax(finite))
-        span = f"that are all {low}" if low == high else f"from {low} to {high}"
+        low, high = (number(extreme.item()) for extreme in torch.aminmax(finite))
+        span = f"all equal to {low}" if low == high else f"from {low} to {high}"
         parts.insert(0, f"{str(tensor.dtype).removeprefix('torch.')} numbers {span}")
     return Content(nan, plus, minus, " and ".join(parts))
 
 
 def whole_rows_masked(scores: Tensor, dim: int) -> bool:
-    """Whether ``scores`` are -infinity all along ``dim`` somewhere."""
+    """Whether ``scores`` are all -infinity along ``dim`` for some row."""
     return bool((scores == -torch.inf).all(dim).any())
 
 
 @dataclass(frozen=True, slots=True)
 class Spoilt:
-    """The tokens at which a tensor is spoilt: the first of them, their number, and the tokens in all."""
+    """The tokens at which a tensor is not finite: the first ones, their number, and the number of all tokens."""
 
     tokens: tuple[int, ...] = ()
     affected: int | None = None
@@ -73,23 +73,23 @@ class Spoilt:
 
 
 def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], value: Literal["NaN", "infinity"], *, rows: bool) -> Spoilt:
-    """Tell the tokens at which ``tensor`` holds a ``value``.
+    """Return the tokens at which ``tensor`` holds a ``value``.
 
     Parameters
     ----------
     tensor
         Any.
     shape
-        Sequences, and tokens of each.
+        Sequences, and tokens per sequence.
     value
-        What is looked for: -infinity beside a NaN may be a mask.
+        Which of the two counts: an infinity in a tensor with NaN may be a mask.
     rows
-        Whether its rows are what it was computed for, as in attention probabilities [..., queries, keys].
+        Whether its rows are the tokens, as in attention probabilities [..., queries, keys].
 
     Returns
     -------
     Spoilt
-        Empty where no dimension can be told to be that of the tokens.
+        Empty if no dimension can be identified as the tokens.
     """
     values = _values(tensor)
     dim = None if values is None else _token_dimension(tuple(values.shape), shape, rows=rows)
@@ -98,8 +98,8 @@ def spoilt_tokens(tensor: Tensor, shape: tuple[int, int], value: Literal["NaN", 
     bad = (values.isnan() if value == "NaN" else values.isinf()).movedim(dim, 0).flatten(1).any(1)
     if len(bad) != shape[1]:  # [batch * tokens, ...]
         bad = bad.view(shape).any(0)
-    found = bad.nonzero().flatten().tolist()
-    return Spoilt(tuple(found[:_FIRST_TOKENS]), len(found), shape[1])
+    tokens = bad.nonzero().flatten().tolist()
+    return Spoilt(tuple(tokens[:_FIRST_TOKENS]), len(tokens), shape[1])
 
 
 def _token_dimension(dims: Sequence[int], shape: tuple[int, int], *, rows: bool) -> int | None:
@@ -118,7 +118,7 @@ def _token_dimension(dims: Sequence[int], shape: tuple[int, int], *, rows: bool)
 
 
 def _values(tensor: Tensor) -> Tensor | None:
-    """Return the floating-point numbers of a tensor as real ones; None where it has none that torch can compare."""
+    """Return the floating-point numbers of a tensor as real numbers; None if it has none that torch can compare."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         return None
     if tensor.is_complex():

@@ -1,4 +1,4 @@
-"""Leave padding positions out of what is measured."""
+"""Exclude padding positions from measurements."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 def padding_masks(batch: Any) -> tuple[Tensor, ...]:
-    """Return which positions are real, bool [batch, tokens], for each mask of a keyword batch that leaves some out.
+    """Return the masks of a keyword batch that exclude positions: bool [batch, tokens], true at real positions.
 
-    These are the arguments that the field calls ``attention_mask`` (``decoder_attention_mask`` ...), 0 at padding.
+    These are the arguments named ``attention_mask`` (``decoder_attention_mask`` ...), which are 0 at padding.
     """
     if not isinstance(batch, Mapping):
         return ()
-    given = (value for key, value in batch.items() if str(key).endswith("attention_mask"))
-    masks = (mask.bool() for mask in given if isinstance(mask, Tensor) and mask.dim() == 2)
+    values = (value for key, value in batch.items() if str(key).endswith("attention_mask"))
+    masks = (value.bool() for value in values if isinstance(value, Tensor) and value.dim() == 2)
     return tuple(mask for mask in masks if not mask.all())
 
 
 def real_positions(tensor: Tensor, masks: Iterable[Tensor]) -> Tensor:
     """Return the rows of ``tensor`` at real positions, [positions, width].
 
-    ``tensor`` is [batch, tokens, ..., width], [tokens, batch, ..., width] or [batch * tokens, width]; one of another shape, and
-    every one where nothing is padded, is returned as it is.
+    ``tensor`` is [batch, tokens, ..., width], [tokens, batch, ..., width] or [batch * tokens, width]. A tensor of another shape
+    is returned unchanged, and any tensor if nothing is padded.
     """
     for mask in masks:
         if tensor.shape[:2] == mask.shape:

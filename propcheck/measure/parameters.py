@@ -1,4 +1,4 @@
-"""Exact facts about one parameter's values: moments, zeros, non-finite values, rows that repeat."""
+"""Exact statistics of the values of a parameter: moments, zeros, non-finite values, duplicate rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Of one tensor; None where there is nothing to count. NaN and infinity make mean, std and absmax what they are."""
+    """Of one tensor; None where undefined. NaN and infinity propagate into mean, std and absmax."""
 
     mean: float | None
     std: float | None
@@ -31,9 +31,9 @@ class Census:
 
 
 def census(tensor: Tensor, workers: Workers) -> Census:
-    """Count ``tensor``, of any shape and dtype, on the CPU; a complex number counts as its two parts.
+    """Return the statistics of a tensor of any shape and dtype on the CPU; a complex number counts as two numbers.
 
-    Short rows are summed in fp32 and combined in fp64; ``std`` is the population's, about the mean.
+    Short rows are summed in fp32 and combined in fp64; ``std`` is the population standard deviation.
     """
     tensor = tensor.detach()
     if tensor.dtype.is_complex:
@@ -45,11 +45,11 @@ def census(tensor: Tensor, workers: Workers) -> Census:
     chunks = [flat[start : start + CHUNK] for start in range(0, count, CHUNK)]
     totals, squares, largest, nonzero = zip(*workers.map(_count, chunks), strict=True)
     mean, square = sum(totals) / count, sum(squares) / count
-    # A finite sum of squares has no other terms; an infinite one may be an overflow.
+    # If the sum of squares is finite, so are all terms; if it is infinite, it may be an overflow.
     nonfinite = 0 if math.isfinite(square) else sum(int((~torch.isfinite(chunk)).sum()) for chunk in chunks)
     variance = square - mean * mean
     if not nonfinite and not (variance > 1e-6 * square and square > _LEAST_SQUARE):
-        # The difference lost its digits, or the squares left fp32's range: take them in fp64, about the mean.
+        # The difference lost its digits, or the squares left fp32's range: use fp64 and deviations from the mean.
         mean = sum(float(chunk.sum(dtype=torch.float64)) for chunk in chunks) / count
         variance = sum(float((chunk.double() - mean).square_().sum()) for chunk in chunks) / count
     return Census(
@@ -62,7 +62,7 @@ def census(tensor: Tensor, workers: Workers) -> Census:
     )
 
 
-# A mean square below which the squares that make it lie in fp32's subnormal range, where digits are lost.
+# Below this mean square, the squares lie in fp32's subnormal range, where digits are lost.
 _LEAST_SQUARE = 1e-30
 # Elements that are summed in fp32.
 _ROW = 1 << 10
@@ -85,12 +85,12 @@ def _count(chunk: Tensor) -> tuple[float, float, float, int]:
     return total, square, largest, nonzero
 
 
-# Elements of a row that are compared first: equal beginnings are rare unless rows are equal.
+# The elements of a row that are compared first; rows rarely start alike unless they are equal.
 _PREFIX = 16
 
 
 def duplicate_rows(tensor: Tensor) -> int | None:
-    """Return how many rows (slices of the first dimension) equal an earlier one bit by bit; None below two dimensions."""
+    """Return how many rows (slices of the first dimension) are bitwise equal to an earlier row; None below two dimensions."""
     if tensor.dim() < 2:
         return None
     rows = tensor.reshape(tensor.shape[0], -1)

@@ -28,18 +28,18 @@ def placements(sites: Sequence[Site]) -> list[str]:
     sites
         In order.
     """
-    found: list[str] = []
+    kinds: list[str] = []
     for site in sites:
         reads, writes = read_norm(site) is not None, site.branch.written_norm is not None
         post = site.normed
         if not site.followed:  # the norm of the last sum is its own if the sum before has one, else it is the final norm
-            before = None if site.continues is None else found[site.continues]
+            before = None if site.continues is None else kinds[site.continues]
             post = post and (before.endswith(("post", "deepnorm")) if before is not None else not (reads or writes))
         inner = "sandwich" if reads and writes else "pre" if reads else "reordered" if writes else None
         if inner is not None:
-            found.append(f"{inner}+post" if post else inner)
+            kinds.append(f"{inner}+post" if post else inner)
         elif post:
-            found.append("deepnorm" if site.stream.scalings > site.branch.read_scalings else "post")
+            kinds.append("deepnorm" if site.stream.scalings > site.branch.read_scalings else "post")
         else:
-            found.append("none")
-    return found
+            kinds.append("none")
+    return kinds

@@ -1,9 +1,9 @@
-"""Numbers of one tensor, reduced in fp64 a block at a time, and left on the device until the pass is over.
+"""Statistics of tensors, reduced in fp64 a block at a time.
 
-torch's own CPU norm of a large fp32 tensor accumulates in fp32 and is about 1 % off at 10^8 elements; and the squares of
-finite fp32 values overflow above 1.8e19 and vanish below 1e-23, where exploding and vanishing signals live. In blocks
-that fit a cache, fp64 costs no more than fp32 over a whole tensor. Rows are tokens: a tensor is seen as [tokens, width].
-A result is a 0-d fp64 tensor; nothing here synchronises with the host.
+torch's CPU norm of a large fp32 tensor accumulates in fp32 and is about 1 % off at 10^8 elements. The squares of finite fp32
+values overflow above 1.8e19 and vanish below 1e-23, where exploding and vanishing signals are. In blocks that fit a cache, fp64
+costs no more than fp32 over the whole tensor. Rows are tokens: a tensor is read as [tokens, width]. Results are 0-d fp64
+tensors and stay on the device; nothing here waits for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from propcheck.records import NormKind
 
-# Elements of a block: on a CPU its fp64 copies stay in the cache, elsewhere few kernels are launched.
+# Elements per block: on a CPU its fp64 copies stay in the cache, elsewhere few kernels are launched.
 _BLOCK_ON_CPU, _BLOCK = 1 << 17, 1 << 24
 
 
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same rows of each tensor, all of one shape [..., width], as fp64 [rows, width]."""
+    """Yield the same rows of each tensor as fp64 [rows, width]; all tensors have one shape [..., width]."""
     first = tensors[0]
     width = max(1, first.shape[-1]) if first.dim() else 1
     rows = max(1, (_BLOCK_ON_CPU if first.device.type == "cpu" else _BLOCK) // width)
@@ -75,13 +75,13 @@ def moments(tensor: Tensor) -> Moments:
 
 @dataclass(frozen=True, slots=True)
 class NormStatistics:
-    """What a normalisation reads and gives, over all its vectors; what cannot be told is None."""
+    """Input and output of a normalisation over all its vectors; None where unknown."""
 
     input_mean_square: Tensor
     input_absmax: Tensor
     output_mean_square: Tensor | None
-    epsilon_share: Tensor | None  # of the vectors: the statistic is below 10 eps
-    zero_share: Tensor | None  # of the vectors that are not zero: the output is
+    epsilon_share: Tensor | None  # of the vectors: those whose statistic is below 10 eps
+    zero_share: Tensor | None  # of the vectors that are not zero: those whose output is
 
 
 def norm_statistics(source: Tensor, result: Tensor | None, *, kind: NormKind, eps: float | None) -> NormStatistics:
@@ -90,11 +90,11 @@ def norm_statistics(source: Tensor, result: Tensor | None, *, kind: NormKind, ep
     Parameters
     ----------
     source, result
-        Vectors [..., width] before and after it; ``result`` is None where they do not lie along the last dimension.
+        Vectors [..., width] before and after; ``result`` is None if they do not lie along the last dimension.
     kind
         The statistic of a vector: mean square, variance, or the sum of squares (``length``).
     eps
-        What was added to it, if that was seen.
+        The number added to it, if known.
     """
     if not source.numel():
         nothing = torch.full((), math.nan, dtype=torch.float64, device=source.device)
@@ -111,12 +111,12 @@ def norm_statistics(source: Tensor, result: Tensor | None, *, kind: NormKind, ep
             statistic = squares if kind == "length" else squares / x.shape[-1]
             if kind == "variance":
                 statistic = statistic - x.mean(-1).square()
-            given = torch.linalg.vecdot(parts[1], parts[1])
+            output_squares = torch.linalg.vecdot(parts[1], parts[1])
             numbers += [
-                given.sum(),
+                output_squares.sum(),
                 (statistic < 10 * (eps or 0.0)).sum(),
                 (squares > 0).sum(),
-                ((squares > 0) & (given == 0)).sum(),
+                ((squares > 0) & (output_squares == 0)).sum(),
             ]
         sums.append(torch.stack([number.double() for number in numbers]))
     total = torch.stack(sums).sum(0)
@@ -135,9 +135,9 @@ def norm_statistics(source: Tensor, result: Tensor | None, *, kind: NormKind, ep
 
 @dataclass(frozen=True, slots=True)
 class AdditionStatistics:
-    """What one residual addition ``total = stream + update`` does; columns of ``sublayers.parquet``.
+    """Of one residual addition ``total = stream + update``; columns of ``sublayers.parquet``.
 
-    A quotient of nothing (the cosine with a zero update, say) is NaN here.
+    A quotient 0 / 0 (the cosine with a zero update, for example) is NaN here.
     """
 
     stream: Moments
@@ -157,7 +157,7 @@ def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> Additi
     Parameters
     ----------
     stream, update, total
-        The operands and the result, of one shape [..., width], as they are in memory.
+        The operands and the result, of one shape [..., width], in their dtypes.
     """
     sums: list[Tensor] = []
     extremes: list[Tensor] = []
@@ -193,7 +193,7 @@ def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> Additi
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Of the logits of a model: the root of the mean variance of a token's over the vocabulary, and the largest magnitude."""
+    """Of the logits of a model: the root of the variance over the vocabulary, averaged over tokens; the largest magnitude."""
 
     std: float
     absmax: float
@@ -211,29 +211,29 @@ def logit_statistics(logits: Tensor) -> Logits:
 
 
 def joint_statistics(stream: Tensor, updates: Sequence[Tensor], total: Tensor) -> list[AdditionStatistics]:
-    """Measure an addition of several updates at once, ``total = stream + update + update``: one result for each update.
+    """Measure a sum of several updates, ``total = stream + update + update``; one result per update.
 
-    They share the stream, the sum, and what rounding does to the sum of the updates.
+    They share the stream, the sum, and the effect of rounding on the sum of the updates.
     """
-    whole = addition_statistics(stream, torch.stack([one.detach().double() for one in updates]).sum(0), total)
-    found = []
+    joint = addition_statistics(stream, torch.stack([update.detach().double() for update in updates]).sum(0), total)
+    results = []
     for update in updates:
-        own = moments(update)
-        cosine = inner(stream, update) / (whole.stream.mean_square.sqrt() * own.mean_square.sqrt() * total.numel())
-        found.append(replace(whole, update=own, cosine=cosine))
-    return found
+        of_update = moments(update)
+        cosine = inner(stream, update) / (joint.stream.mean_square.sqrt() * of_update.mean_square.sqrt() * total.numel())
+        results.append(replace(joint, update=of_update, cosine=cosine))
+    return results
 
 
 def token_correlation(direction: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean cosine over all pairs of distinct tokens; zero vectors are left out.
+    """Return the mean cosine over all pairs of distinct tokens; zero vectors are excluded.
 
-    With unit vectors e_t, the sum over t != s of e_t . e_s is |sum e_t|^2 - n: no [tokens, tokens] matrix is needed.
+    With unit vectors e_t, the sum over t != s of e_t . e_s is |sum e_t|^2 - n, so no [tokens, tokens] matrix is needed.
 
     Parameters
     ----------
     direction
         Sum of the unit vectors, [width].
     tokens
-        Their number n; the result is NaN below 2.
+        Their number n; below 2 the result is NaN.
     """
     return (torch.dot(direction, direction) - tokens) / (tokens * (tokens - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +48,7 @@ def weight_runners(names: Mapping[int, str], ledger: Ledger) -> dict[str, Runner
         if autocast:
             dtype = torch.get_autocast_dtype(x.device.type)
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-        return MeasuredLinear.apply(x, weight, bias, ledger, name)
+        return MeasuredLinear.apply(x, weight, bias, partial(ledger.add, name))
 
     def embedding(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         keys = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
@@ -55,7 +56,7 @@ def weight_runners(names: Mapping[int, str], ledger: Ledger) -> dict[str, Runner
         name = names.get(id(weight))
         if name is None or not _is_differentiated(weight) or max_norm is not None or by_frequency:
             return func(*args, **kwargs)
-        return MeasuredEmbedding.apply(numbers, weight, padding, ledger, name)
+        return MeasuredEmbedding.apply(numbers, weight, padding, partial(ledger.add, name))
 
     return {"linear": linear, "embedding": embedding}
 

@@ -58,13 +58,13 @@ class _Candidate:
             if base not in contained(self.update_node, base.order):
                 yield base
 
-    def residual(self, base: Node, found: Path, *, before: Addition | None = None) -> Residual:
-        """Return the residual addition whose update was computed from ``base`` by way of ``found``."""
+    def residual(self, base: Node, route: Path, *, before: Addition | None = None) -> Residual:
+        """Return the residual addition whose update was computed from ``base`` by way of ``route``."""
         updates = tuple(self.parts.get(self.update, ()))
         stream = self.stream if before is None else before.first.stream
         branches = [branch(stream, update, path(update, base), base) for update in updates]
         if len({_family(part) for part in branches}) < 2:  # one update: experts and shared experts, a layer and its adapter
-            updates, branches = (self.update,), [branch(stream, self.update, found, base)]
+            updates, branches = (self.update,), [branch(stream, self.update, route, base)]
         _enclose(branches, self.block, before)
         return Residual(self.update is self.operands[1], stream, updates, self.operands, base, before)
 
@@ -81,14 +81,14 @@ class _Candidate:
             return None
         base = last.first.base
         if base is not None and last.node is self.stream_node and not self.stream_node.read:
-            found = path(self.update, base)
-            if found.multiplies:
-                return self.residual(base, found, before=last)
+            route = path(self.update, base)
+            if route.multiplies:
+                return self.residual(base, route, before=last)
         updates = tuple(self.parts.get(self.update, (self.update,)))
         return Residual(self.stream is self.operands[0], self.stream, updates, self.operands, None)
 
 
-def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]], block: int | None) -> Residual | None:
+def find_residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]], block: int | None) -> Residual | None:
     """Return how the sum of two tensors is a residual addition; None if it is not.
 
     Parameters
@@ -113,8 +113,8 @@ def residual(first: Trace, second: Trace, parts: Mapping[Trace, Sequence[Trace]]
         if candidate.shares_origin():
             return None
         for base in candidate.bases():
-            if (found := path(candidate.update, base)).multiplies:
-                return candidate.residual(base, found)
+            if (route := path(candidate.update, base)).multiplies:
+                return candidate.residual(base, route)
     return next(filter(None, (candidate.joined() for candidate in candidates)), None)
 
 

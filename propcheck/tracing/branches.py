@@ -126,7 +126,7 @@ def _lineage(trace: Trace) -> set[int]:
     return {step.order for step in copies}
 
 
-def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) -> Branch:
+def branch(stream: Trace | None, update: Trace, route: Path, base: Node | None) -> Branch:
     """Describe a branch from its path.
 
     Parameters
@@ -136,13 +136,13 @@ def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) 
         branch.
     update
         What the branch computed.
-    found
+    route
         The steps from ``base`` to the update.
     base
         The node of the stream that the branch read.
     """
     of_stream = _lineage(stream) if stream is not None else set()
-    inside = [step for step in found.steps if step.order not in of_stream]
+    inside = [step for step in route.steps if step.order not in of_stream]
     entering = [(step, parent) for step in inside for parent in step.parents if base is not None and step.kind == "signal"]
     reads = [parent for step, parent in entering if step.node is not base and parent.node is base]
     if not any(read.norm is not None for read in reads):  # it may read the other half of a reversible stream
@@ -163,5 +163,5 @@ def branch(stream: Trace | None, update: Trace, found: Path, base: Node | None) 
             frozenset(),
         ),
         module=update.module,
-        inner=frozenset(step.node.addition for step in found.through if step.node not in (None, base) and step.node.addition),
+        inner=frozenset(step.node.addition for step in route.through if step.node not in (None, base) and step.node.addition),
     )

@@ -127,6 +127,16 @@ class Addition:
         return self if self.before is None else self.before.first
 
 
+@dataclass(frozen=True, slots=True)
+class Double:
+    """An addition that may count the stream twice; ``step`` is the last one before it."""
+
+    stream: Trace
+    step: int
+    block: int | None
+    module: str | None
+
+
 def trace_of(value: object) -> Trace | None:
     """Return the trace of a tensor, None if it has none."""
     return getattr(value, _TRACE, None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from propcheck.tracing.graph import Node, Trace, carried_since_addition, touch, trace_of
+from propcheck.tracing.graph import Double, Node, Trace, carried_since_addition, touch, trace_of
 from propcheck.tracing.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -45,16 +45,6 @@ class Operation:
     def name(self) -> str:
         """Name of the function."""
         return self.call.name
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """Positional arguments."""
-        return self.call.args
-
-    @property
-    def kwargs(self) -> Mapping[str, Any]:
-        """Keyword arguments."""
-        return self.call.kwargs
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -102,6 +92,8 @@ class GraphBuilder:
         Parameters that were added before a softplus.
     dtypes
         Of the parameters and buffers that were used.
+    doubles
+        The additions that may count the stream twice.
     """
 
     def __init__(self, names: Mapping[int, str], listeners: Listeners) -> None:
@@ -113,6 +105,7 @@ class GraphBuilder:
         self.roles: dict[str, str] = {}
         self.step_biases: set[str] = set()
         self.dtypes: dict[str, torch.dtype] = {}
+        self.doubles: list[Double] = []
 
     def begin(
         self,

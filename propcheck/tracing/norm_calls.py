@@ -123,4 +123,4 @@ def _written_form(factors: Iterable[Trace], dtype: torch.dtype, width: int) -> _
 
 
 def _argument(operation: Operation, key: str, position: int, default: Any) -> Any:
-    return operation.kwargs.get(key, operation.args[position] if len(operation.args) > position else default)
+    return operation.call.kwargs.get(key, operation.call.args[position] if len(operation.call.args) > position else default)

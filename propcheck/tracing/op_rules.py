@@ -8,33 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from propcheck.tracing import op_names
 from propcheck.tracing.graph import Trace, is_stream
 from propcheck.tracing.graph_builder import GraphBuilder, Operation, operands_of
 from propcheck.tracing.norm_calls import note_gain, recognise_norm
-from propcheck.tracing.op_names import (
-    ADDITIONS,
-    ATTENTIONS,
-    CASTS,
-    COLLECTIONS,
-    CONVOLUTIONS,
-    COPIES,
-    DIFFERENCES,
-    EXPONENTIALS,
-    GATES,
-    NORMS,
-    POOLS,
-    PRODUCTS,
-    RECURRENCES,
-    REDUCTIONS,
-    ROOTS,
-    ROUTERS,
-    SCALINGS,
-    SCANS,
-    SEQUENTIAL,
-    SOFTMAXES,
-    SUMS,
-    TRANSFORMS,
-)
 from propcheck.tracing.stream_mixing import mixed_streams, spread_by_einsum
 from propcheck.tracing.tensors import bound, is_narrow
 
@@ -63,12 +40,12 @@ def _copy(graph: GraphBuilder, operation: Operation, features: frozenset[str] = 
 
 def product_kinds(name: str) -> tuple[str, ...]:
     """Return what a product does beside multiplying, as features of its step."""
-    if name in RECURRENCES:
+    if name in op_names.RECURRENCES:
         return ("scanned",)
-    if name in ATTENTIONS:
+    if name in op_names.ATTENTIONS:
         return ("softmax", "mixed")
-    if name in CONVOLUTIONS | TRANSFORMS | POOLS:
-        return ("convolved" if name in SEQUENTIAL else "spread",)
+    if name in op_names.CONVOLUTIONS | op_names.TRANSFORMS | op_names.POOLS:
+        return ("convolved" if name in op_names.SEQUENTIAL else "spread",)
     return ()
 
 
@@ -82,7 +59,7 @@ def _multiply(graph: GraphBuilder, operation: Operation) -> Trace:
 
 
 def _convolve(graph: GraphBuilder, operation: Operation) -> Trace:
-    _, kernel = bound(("input", "weight"), operation.args, operation.kwargs)
+    _, kernel = bound(("input", "weight"), operation.call.args, operation.call.kwargs)
     is_pointwise = isinstance(kernel, Tensor) and kernel.shape[2:].numel() == 1
     return graph.product(operation, *(() if is_pointwise else product_kinds(operation.name)))
 
@@ -111,14 +88,14 @@ def _add(graph: GraphBuilder, operation: Operation) -> Trace:
 def _subtract(graph: GraphBuilder, operation: Operation) -> Trace:
     if not operation.spans_nodes:
         return graph.copy(operation, promoted=_promotion(graph, operation))
-    minuend = operation.args[1 if operation.name in ("rsub", "__rsub__") else 0]
+    minuend = operation.call.args[1 if operation.name in ("rsub", "__rsub__") else 0]
     return graph.merge(operation, carries=[trace for tensor, trace in operation.signals if tensor is minuend])
 
 
 def _collect(graph: GraphBuilder, operation: Operation) -> Trace:
     _, trace = operation.latest
     features = _NOTHING
-    if operation.name == "__setitem__" and _writes_one_index(operation.args[1]):  # one token after the other
+    if operation.name == "__setitem__" and _writes_one_index(operation.call.args[1]):  # one token after the other
         features = _since_product(trace, "scanned")
     if not operation.spans_nodes:
         return graph.copy(operation, features)
@@ -148,7 +125,7 @@ def _scale(graph: GraphBuilder, operation: Operation) -> Trace:
     promoted = _promotion(graph, operation)
     if any(factor.rooted for factor in operation.factors):
         return _normalise(graph, operation, frozenset(features), promoted=promoted)
-    numbers = any(_is_number(value) for value in operation.args if value is not operand)
+    numbers = any(_is_number(value) for value in operation.call.args if value is not operand)
     step = graph.copy(
         operation,
         frozenset(features),
@@ -182,7 +159,7 @@ def _reduce(graph: GraphBuilder, operation: Operation) -> Trace:
     if operation.name == "sum" and is_inner_product:
         return graph.product(replace(operation, signals=operation.signals * 2))
     result = operation.result[0] if isinstance(operation.result, tuple | list) else operation.result
-    return graph.factor(operation, rooted=operation.name in ROOTS, reduced=(operation.name, result.dtype), of=node)
+    return graph.factor(operation, rooted=operation.name in op_names.ROOTS, reduced=(operation.name, result.dtype), of=node)
 
 
 # ---------------------------------------------------------------- elementwise functions
@@ -190,7 +167,7 @@ def _reduce(graph: GraphBuilder, operation: Operation) -> Trace:
 
 def _softmax(graph: GraphBuilder, operation: Operation) -> Trace:
     _, trace = operation.latest
-    return _copy(graph, operation, _since_product(trace, "softmax"), gate=trace.gate or operation.name in GATES)
+    return _copy(graph, operation, _since_product(trace, "softmax"), gate=trace.gate or operation.name in op_names.GATES)
 
 
 def _route(graph: GraphBuilder, operation: Operation) -> Trace:
@@ -231,24 +208,24 @@ def _keep_elements(graph: GraphBuilder, operation: Operation) -> Trace:
 
 
 _HANDLERS: Mapping[str, Handler] = {
-    **dict.fromkeys(SCANS, _scan),
-    **dict.fromkeys(PRODUCTS, _multiply),
-    **dict.fromkeys(CONVOLUTIONS, _convolve),
-    **dict.fromkeys(COLLECTIONS, _collect),
-    **dict.fromkeys(SUMS, _collect_sums),
-    **dict.fromkeys(ADDITIONS, _add),
-    **dict.fromkeys(DIFFERENCES, _subtract),
-    **dict.fromkeys(SCALINGS, _scale),
-    **dict.fromkeys(NORMS, _norm),
-    **dict.fromkeys(REDUCTIONS, _reduce),
-    **dict.fromkeys(GATES, _gate),
-    **dict.fromkeys(SOFTMAXES, _softmax),
-    **dict.fromkeys(ROUTERS, _route),
-    **dict.fromkeys(EXPONENTIALS, _exponentiate),
+    **dict.fromkeys(op_names.SCANS, _scan),
+    **dict.fromkeys(op_names.PRODUCTS, _multiply),
+    **dict.fromkeys(op_names.CONVOLUTIONS, _convolve),
+    **dict.fromkeys(op_names.COLLECTIONS, _collect),
+    **dict.fromkeys(op_names.SUMS, _collect_sums),
+    **dict.fromkeys(op_names.ADDITIONS, _add),
+    **dict.fromkeys(op_names.DIFFERENCES, _subtract),
+    **dict.fromkeys(op_names.SCALINGS, _scale),
+    **dict.fromkeys(op_names.NORMS, _norm),
+    **dict.fromkeys(op_names.REDUCTIONS, _reduce),
+    **dict.fromkeys(op_names.GATES, _gate),
+    **dict.fromkeys(op_names.SOFTMAXES, _softmax),
+    **dict.fromkeys(op_names.ROUTERS, _route),
+    **dict.fromkeys(op_names.EXPONENTIALS, _exponentiate),
     **dict.fromkeys(("softplus", "logaddexp"), _softplus),
     **dict.fromkeys(("log", "log1p"), _logarithm),
-    **dict.fromkeys(COPIES, _keep_elements),
-    **dict.fromkeys(CASTS, _cast),
+    **dict.fromkeys(op_names.COPIES, _keep_elements),
+    **dict.fromkeys(op_names.CASTS, _cast),
 }
 
 
@@ -290,8 +267,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _reduces_width(operation: Operation, operand: Tensor) -> bool:
-    position = REDUCTIONS[operation.name]
-    dims = operation.kwargs.get("dim", operation.args[position] if len(operation.args) > position else None)
+    position = op_names.REDUCTIONS[operation.name]
+    dims = operation.call.kwargs.get("dim", operation.call.args[position] if len(operation.call.args) > position else None)
     if dims is None or isinstance(dims, bool):
         return True
     return any(dim in (-1, operand.dim() - 1) for dim in (dims if isinstance(dims, tuple | list) else (dims,)))

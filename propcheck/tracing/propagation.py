@@ -8,24 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from propcheck.tracing.channels import channels_of
+from propcheck.tracing import op_names
 from propcheck.tracing.events import AttentionCall
 from propcheck.tracing.graph import Trace, is_drawn, mark, mark_drawn, signal_of, trace_of
 from propcheck.tracing.graph_builder import Operation, operands_of
-from propcheck.tracing.op_names import (
-    ADDITIONS,
-    AS,
-    ATTENTIONS,
-    CONVOLUTIONS,
-    DIVISIONS,
-    DRAWS,
-    NORMS,
-    PRODUCTS,
-    ROOTS,
-    SCALINGS,
-    SOFTMAXES,
-    UNBIASED,
-)
 from propcheck.tracing.op_rules import product_kinds, step_of
 from propcheck.tracing.tensors import bound, is_transformed, tensors_in
 
@@ -44,8 +30,8 @@ def propagate(graph: GraphBuilder, call: FunctionCall, result: Any) -> None:
         result = call.args[0]
     if not isinstance(result, Tensor | tuple | list) or isinstance(result, torch.Size):
         return
-    operands = tensors_in(call.args[:1]) if call.name in AS else operands_of(call)
-    drawn = call.name in DRAWS or any(map(is_drawn, operands))
+    operands = tensors_in(call.args[:1]) if call.name in op_names.AS else operands_of(call)
+    drawn = call.name in op_names.DRAWS or any(map(is_drawn, operands))
     if drawn and not any(map(trace_of, operands)):
         for value in tensors_in((result,)):
             mark_drawn(value)
@@ -61,7 +47,7 @@ def propagate(graph: GraphBuilder, call: FunctionCall, result: Any) -> None:
     if any(map(is_drawn, operands)):
         trace = replace(trace, features=trace.features | {"drawn"})
     for value in tensors_in((result,)):
-        channels = channels_of(call.name, signals, value)
+        channels = _channels_of(call.name, signals, value)
         mark(value, trace if channels == trace.channels else replace(trace, channels=channels))
 
 
@@ -93,7 +79,7 @@ def propagate_unknown(
 def _begin_query(graph: GraphBuilder, call: FunctionCall) -> None:
     """Begin a stream at a learned query: a tensor [batch, tokens, width] computed from parameters alone enters a layer."""
     query = call.args[0] if call.args else None
-    if not isinstance(query, Tensor) or query.dim() <= 2 or not (call.name == "linear" or call.name in NORMS):
+    if not isinstance(query, Tensor) or query.dim() <= 2 or not (call.name == "linear" or call.name in op_names.NORMS):
         return
     trace = trace_of(query)
     if trace is not None and trace.kind == "weight" and id(query) not in graph.names:
@@ -108,7 +94,8 @@ def _trace(graph: GraphBuilder, operation: Operation, operands: Sequence[Tensor]
         return _factor(graph, operation)
     # Operands computed from nothing that is followed: zeros to start from, noise, positions.
     untraced = [operand for operand in operands if trace_of(operand) is None and id(operand) not in graph.names]
-    if untraced and operation.name in PRODUCTS and any(isinstance(weight, nn.Parameter) for weight, _ in operation.weights):
+    multiplies = operation.name in op_names.PRODUCTS
+    if untraced and multiplies and any(isinstance(weight, nn.Parameter) for weight, _ in operation.weights):
         begun = graph.begin("root")
         for operand in untraced:
             mark(operand, begun)
@@ -119,11 +106,13 @@ def _trace(graph: GraphBuilder, operation: Operation, operands: Sequence[Tensor]
 
 def _factor(graph: GraphBuilder, operation: Operation) -> Trace:
     """Return the step of a factor: eps added, a root taken, a gain multiplied in."""
-    first, name, args = operation.factors[0], operation.name, operation.args
-    is_root = name in ROOTS or (name == "pow" and isinstance(args[-1], float) and args[-1] in (-0.5, 0.5))
-    added = next((value for value in args if isinstance(value, int | float)), None) if name in ADDITIONS else None
-    divisor = args[-1] if name in DIVISIONS else None  # no gain
-    gains = [tensor for tensor, _ in operation.weights if name in SCALINGS and tensor is not divisor and not _is_factor(tensor)]
+    first, name, args = operation.factors[0], operation.name, operation.call.args
+    is_root = name in op_names.ROOTS or (name == "pow" and isinstance(args[-1], float) and args[-1] in (-0.5, 0.5))
+    is_added = name in op_names.ADDITIONS
+    added = next((value for value in args if isinstance(value, int | float)), None) if is_added else None
+    divisor = args[-1] if name in op_names.DIVISIONS else None  # no gain
+    scaled = operation.weights if name in op_names.SCALINGS else ()
+    gains = [tensor for tensor, _ in scaled if tensor is not divisor and not _is_factor(tensor)]
     return graph.factor(
         operation,
         rooted=first.rooted or is_root,
@@ -149,33 +138,33 @@ def _note_roles(graph: GraphBuilder, operation: Operation) -> None:
 
 def _role(operation: Operation, tensor: Tensor) -> str:
     name = operation.name
-    if name in ADDITIONS or operation.kwargs.get("bias") is tensor:
+    if name in op_names.ADDITIONS or operation.call.kwargs.get("bias") is tensor:
         return "bias"
-    scales = name in SCALINGS
-    if name in NORMS or (scales and (operation.ungained or any(factor.rooted for factor in operation.factors))):
+    scales = name in op_names.SCALINGS
+    if name in op_names.NORMS or (scales and (operation.ungained or any(factor.rooted for factor in operation.factors))):
         return "norm"
-    if name in PRODUCTS:
-        is_bias = tensor.dim() == 1 and name not in UNBIASED
-        return "bias" if is_bias else "convolution" if name in CONVOLUTIONS else "linear"
+    if name in op_names.PRODUCTS:
+        is_bias = tensor.dim() == 1 and name not in op_names.UNBIASED
+        return "bias" if is_bias else "convolution" if name in op_names.CONVOLUTIONS else "linear"
     return "scale" if scales else "other"
 
 
 def _is_attention(operation: Operation, trace: Trace) -> bool:
     """Whether a step is a fused attention, or a softmax over the last dimension of products of activations."""
-    if trace.kind != "signal" or operation.name not in ATTENTIONS | SOFTMAXES:
+    if trace.kind != "signal" or operation.name not in op_names.ATTENTIONS | op_names.SOFTMAXES:
         return False
     if operation.name == "scaled_dot_product_attention":
         return True
     if operation.name not in ("softmax", "_softmax"):
         return False
-    logits, dim = bound(("input", "dim"), operation.args, operation.kwargs)
+    logits, dim = bound(("input", "dim"), operation.call.args, operation.call.kwargs)
     signal = signal_of(logits)
     return signal is not None and signal.node is not None and signal.node.mixed and dim in (-1, logits.dim() - 1)
 
 
 def _send_attention(graph: GraphBuilder, operation: Operation, step: int) -> None:
     if operation.name == "scaled_dot_product_attention":
-        arguments = {**dict(zip(_ATTENTION_ARGUMENTS, operation.args, strict=False)), **operation.kwargs}
+        arguments = {**dict(zip(_ATTENTION_ARGUMENTS, operation.call.args, strict=False)), **operation.call.kwargs}
         call = AttentionCall(
             step,
             query=arguments["query"],
@@ -188,6 +177,33 @@ def _send_attention(graph: GraphBuilder, operation: Operation, step: int) -> Non
         for listener in graph.listeners:
             listener.fused_attention(call)
         return
-    (logits,) = bound(("input",), operation.args, operation.kwargs)
+    (logits,) = bound(("input",), operation.call.args, operation.call.kwargs)
     for listener in graph.listeners:
         listener.softmax_attention(step, logits, operation.result)
+
+
+def _channels_of(name: str, operands: Sequence[Tensor], result: Tensor) -> int | None:
+    """Return which dimension of the result of function ``name`` holds the channels, None for the last."""
+    if name in op_names.CONVOLUTIONS | op_names.POOLS:
+        return max(0, result.dim() - (int(name.rstrip("d")[-1]) + 1))  # before one, two or three of space
+    signals = [(tensor, trace.channels) for tensor in operands if (trace := signal_of(tensor)) is not None and tensor.dim()]
+    if name in op_names.PRODUCTS or not signals:
+        return None
+    operand, before = max(signals, key=lambda signal: signal[0].numel())
+    if before is None and name not in op_names.VIEWS:
+        return None
+    channels = operand.dim() - 1 if before is None or before >= operand.dim() else before
+    if result.shape == operand.shape and name not in op_names.VIEWS:
+        return channels
+    after = _moved(operand, channels, result, is_view=name in op_names.VIEWS)
+    return None if after is None or after == result.dim() - 1 else after
+
+
+def _moved(operand: Tensor, channels: int, result: Tensor, *, is_view: bool) -> int | None:
+    """Return where a dimension of ``operand`` is in ``result``, None if it is gone."""
+    size = operand.shape[channels]
+    candidates = [dim for dim in range(result.dim()) if result.shape[dim] == size]
+    if is_view and size > 1:  # a dimension keeps its stride wherever it is moved to
+        same_stride = [dim for dim in candidates if result.stride(dim) == operand.stride(channels)]
+        candidates = same_stride or candidates
+    return channels if channels in candidates else next(reversed(candidates), None)

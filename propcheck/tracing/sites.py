@@ -154,5 +154,4 @@ def _is_normed(total: Addition, after: Sequence[Addition]) -> bool:
 
 def _previous(addition: Addition) -> Addition | None:
     """Return the outer addition whose sum an addition continues."""
-    found = last_addition(addition.stream.node, outer=True)
-    return found if found is not None or addition.base is None else last_addition(addition.base, outer=True)
+    return last_addition(addition.stream.node, outer=True) or last_addition(addition.base, outer=True)

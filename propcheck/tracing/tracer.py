@@ -17,19 +17,18 @@ from torch.utils._pytree import tree_leaves
 
 from propcheck.records import Doubling
 from propcheck.tracing.addition_calls import fused_sum, sum_of
-from propcheck.tracing.additions import Residual, counted_twice, residual
-from propcheck.tracing.branches import ancestors, path
+from propcheck.tracing.branches import ancestors
 from propcheck.tracing.events import AdditionValues, AngleCall, FunctionCall, Listeners
-from propcheck.tracing.function_mode import FunctionMode
-from propcheck.tracing.graph import Addition, Update, is_stream, mark, signal_of, touch, trace_of
+from propcheck.tracing.function_mode import FunctionMode, Recomputation
+from propcheck.tracing.graph import Addition, Update, is_stream, mark, signal_of, trace_of
 from propcheck.tracing.graph_builder import GraphBuilder
 from propcheck.tracing.module_hooks import ModuleHooks
 from propcheck.tracing.op_names import FUSED, SILENT, TRIGONOMETRIC
 from propcheck.tracing.propagation import look_up, propagate, propagate_unknown
-from propcheck.tracing.recomputation import Recomputation
+from propcheck.tracing.residual_calls import added_values, residual_call
 from propcheck.tracing.sites import Site, settle, sites_of
-from propcheck.tracing.tensors import channels_last, is_transformed, tensors_in, version
-from propcheck.tracing.update_parts import carry_parts, parts_of, parts_of_sum, set_parts
+from propcheck.tracing.tensors import channels_last, tensors_in, version
+from propcheck.tracing.update_parts import carry_parts, parts_of_sum, set_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from propcheck.tracing.addition_calls import Sum
+    from propcheck.tracing.additions import Residual
     from propcheck.tracing.events import Listener
     from propcheck.tracing.function_mode import Runner
-    from propcheck.tracing.graph import Trace
     from propcheck.tracing.module_hooks import ModuleCall
 
 
@@ -56,16 +55,6 @@ class _Added:
     def is_current(self) -> bool:
         """Whether no tensor was changed since."""
         return self.versions == tuple(map(version, (self.stream, *self.updates)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Double:
-    """An addition that may count the stream twice; ``step`` is the last one before it."""
-
-    stream: Trace
-    step: int
-    block: int | None
-    module: str | None
 
 
 class Tracer(FunctionMode):
@@ -87,14 +76,12 @@ class Tracer(FunctionMode):
         listeners: Sequence[Listener] = (),
         runners: Mapping[str, Runner] = MappingProxyType({}),
     ) -> None:
-        super().__init__(names, Listeners(tuple(listeners)), runners)
-        self.block: int | None = None  # of the segment that runs
-        self._graph = GraphBuilder(names, self.listeners)
-        self._hooks = ModuleHooks(self._graph)
-        self._hooks.on_return = self._module_returned
+        subscribed = Listeners(tuple(listeners))
+        self._graph = GraphBuilder(names, subscribed)
+        super().__init__(names, subscribed, runners, ModuleHooks(self._graph))
+        self.hooks.on_return = self._module_returned
         self._additions: dict[int, tuple[Addition, bool]] = {}  # by number, and whether the first operand is the stream
         self._group: list[_Added] = []  # the last residual addition, and those before it to the same stream
-        self._doubles: list[_Double] = []
         self._sites: list[Site] | None = None
 
     # ------------------------------------------------------------------ what the pass showed
@@ -118,13 +105,13 @@ class Tracer(FunctionMode):
         streams = {site.stream.node for site in self.sites}  # a value that an update replaced begins a stream too
         return tuple(
             Doubling(next((site.number for site in self.sites if site.order > double.step), None), double.block, double.module)
-            for double in self._doubles
+            for double in self._graph.doubles
             if is_stream(double.stream.node) or double.stream.node in streams
         )
 
     def block_of(self, module: str | None) -> int | None:
         """Return the number of the block that a module is in."""
-        return self._hooks.block_of(module)
+        return self.hooks.block_of(module)
 
     # ------------------------------------------------------------------ the pass
 
@@ -133,7 +120,7 @@ class Tracer(FunctionMode):
 
         ``blocks`` are the numbers of the blocks by their paths.
         """
-        return self._hooks.register(model, blocks)
+        return self.hooks.register(model, blocks)
 
     def begin(self, batch: Any) -> None:
         """Mark the float tensors that the model is called with: they are signals."""
@@ -145,7 +132,7 @@ class Tracer(FunctionMode):
         """End the forward pass: decide which additions are sites."""
         trace = trace_of(loss)
         settle(self._in_order(), None if trace is None else ancestors(trace))  # None: the loss could not be followed
-        self._hooks.on_return = None  # modules run again in the backward pass
+        self.hooks.on_return = None  # modules run again in the backward pass
         for listener in self.listeners:
             listener.pass_ended(loss)
 
@@ -163,17 +150,7 @@ class Tracer(FunctionMode):
 
     def recomputation(self, block: int | None, first: int, listeners: Sequence[Listener]) -> Recomputation:
         """Return the mode under which a part of the model is computed again; ``first`` is the number of its first addition."""
-
-        def place() -> tuple[str | None, int | None]:
-            return self._hooks.module, self._hooks.block if block is None else block
-
-        return Recomputation(
-            self.names, Listeners(tuple(listeners)), self.runners, place=place, additions=self._additions, first=first
-        )
-
-    def place(self) -> tuple[str | None, int | None]:
-        """Return the module and the block that run; without a segment, that of the innermost module."""
-        return self._hooks.module, self._hooks.block if self.block is None else self.block
+        return Recomputation(self, Listeners(tuple(listeners)), self._additions, first=first, block=block)
 
     def _in_order(self) -> list[Addition]:
         return [self._additions[number][0] for number in sorted(self._additions)]
@@ -187,7 +164,7 @@ class Tracer(FunctionMode):
                 parameters = [*module.parameters()]
                 trace = propagate_unknown(self._graph, FunctionCall(module, "", args, kwargs), value, parameters)
                 if trace is not None:
-                    self._send_not_followed(call.path, f"what {type(module).__name__} computes cannot be followed")
+                    self._send_not_followed(call.path, f"the computation of {type(module).__name__} cannot be followed")
             # The module that made the last product wrote the branch, or the outermost module around it in the block.
             made_product = trace is not None and trace.kind == "signal" and trace.product > call.products
             if trace is not None and made_product and not call.is_block:
@@ -210,7 +187,7 @@ class Tracer(FunctionMode):
             look_up(self._graph, call, result)
         elif call.name not in SILENT:
             if call.name in FUSED and call.module is not None:
-                self._send_not_followed(call.module, f"it runs as one fused function ({call.name})")
+                self._send_not_followed(call.module, f"runs as one fused function ({call.name})")
             propagate(self._graph, call, result)
             carry_parts(call, result)
         return result
@@ -227,78 +204,38 @@ class Tracer(FunctionMode):
     # ------------------------------------------------------------------ additions
 
     def _add(self, call: FunctionCall, addition: Sum, number: int) -> Tensor:
-        found = self._residual(call, addition)
+        residual = residual_call(self._graph, call, addition)
         result: Tensor
-        if found is None:
+        if residual is None:
             parts = parts_of_sum(addition)
             result = call.run()
             propagate(self._graph, call, result)
             set_parts(result, parts)
             return result
-        new = self._new_addition(call, addition, found)
-        operands = self._send_operands(new, addition, stream_is_first=found.stream_is_first)
-        stream, updates = _values(addition, found)
+        new = self._new_addition(call, addition, residual)
+        operands = self._send_operands(new, addition, stream_is_first=residual.stream_is_first)
+        stream, updates = added_values(addition, residual)
         result = call.run()
         added = _Added(new, stream, updates, tuple(map(version, (stream, *updates))))
-        self._send_values(added, found, result)
-        new.updates = [Update(trace, operands.update.dtype) for trace in found.updates]
-        self._additions[number] = new, found.stream_is_first
-        self._mark_sum(new, found, result)
+        self._send_values(added, residual, result)
+        new.updates = [Update(trace, operands.update.dtype) for trace in residual.updates]
+        self._additions[number] = new, residual.stream_is_first
+        self._mark_sum(new, residual, result)
         self._send_total(operands, result)
         return result
 
-    def _residual(self, call: FunctionCall, addition: Sum) -> Residual | None:
-        """Return how an addition is residual, None if it is not."""
-        first, second = signal_of(addition.first), signal_of(addition.second)
-        if is_transformed(addition.first) or is_transformed(addition.second):
-            if first is not None or second is not None:
-                self._send_not_followed(call.module or "", "it runs within a transform of torch.func")
-            return None
-        if first is None or second is None:
-            trace = first or second
-            return None if trace is None else self._learned_stream(addition, trace)
-        touch((first, second))
-        parts = {
-            trace: [part for _, part in parts_of(tensor)]
-            for tensor, trace in ((addition.first, first), (addition.second, second))
-            if parts_of(tensor)
-        }
-        found = residual(first, second, parts, call.block)
-        if found is None:
-            if addition.alpha == 1 and not addition.fused and counted_twice(first, second):
-                self._doubles.append(_Double(first, self._graph.steps, call.block, call.module))
-            return None
-        if addition.alpha < 0 and not found.stream_is_first:
-            return None  # the stream is subtracted
-        stream, update = addition.stream_and_update(stream_is_first=found.stream_is_first)
-        return found if stream.dim() >= update.dim() and stream.numel() >= update.numel() else None
-
-    def _learned_stream(self, addition: Sum, update: Trace) -> Residual | None:
-        """Return the first addition to learned queries: to a tensor computed from parameters alone, which the update read."""
-        is_first = signal_of(addition.first) is None
-        stream = addition.first if is_first else addition.second
-        trace = trace_of(stream)
-        if trace is None or trace.kind != "weight" or stream.dim() < 3 or addition.first.shape != addition.second.shape:
-            return None
-        steps = path(update, None).steps
-        if not update.product or not trace.parameters & frozenset().union(*(step.parameters for step in steps)):
-            return None
-        begun = self._graph.begin("root", parameters=trace.parameters)
-        mark(stream, begun)
-        return Residual(is_first, begun, (update,), (begun, update) if is_first else (update, begun), None)
-
-    def _new_addition(self, call: FunctionCall, addition: Sum, found: Residual) -> Addition:
-        stream, _ = addition.stream_and_update(stream_is_first=found.stream_is_first)
+    def _new_addition(self, call: FunctionCall, addition: Sum, residual: Residual) -> Addition:
+        stream, _ = addition.stream_and_update(stream_is_first=residual.stream_is_first)
         trace = signal_of(stream)
         assert trace is not None
-        if addition.scaled(stream_is_first=found.stream_is_first) == "stream":
+        if addition.scaled(stream_is_first=residual.stream_is_first) == "stream":
             trace = replace(trace, scalings=trace.scalings + 1)
-        if found.before is not None:
-            trace = found.before.stream
+        if residual.before is not None:
+            trace = residual.before.stream
         self._sites = None
-        channels = next((operand.channels for operand in found.operands if operand.channels is not None), None)
+        channels = next((operand.channels for operand in residual.operands if operand.channels is not None), None)
         # An update that is added where the next block begins belongs to the block that made it.
-        blocks = {self.block_of(update.module) for update in found.updates}
+        blocks = {self.block_of(update.module) for update in residual.updates}
         block = blocks.pop() if len(blocks) == 1 else None
         block = call.block if block is None else block
         return Addition(
@@ -306,15 +243,15 @@ class Tracer(FunctionMode):
             trace,
             tuple(channels_last(stream, channels).shape),
             stream.dtype,
-            base=found.base,
+            base=residual.base,
             channels=channels,
-            since=None if block is None else self._hooks.since.get(block),
+            since=None if block is None else self.hooks.since.get(block),
         )
 
-    def _send_values(self, added: _Added, found: Residual, total: Tensor) -> None:
-        earlier = self._group if found.before is not None and self._is_open(found.before) else []
+    def _send_values(self, added: _Added, residual: Residual, total: Tensor) -> None:
+        earlier = self._group if residual.before is not None and self._is_open(residual.before) else []
         if earlier:
-            added.addition.before = found.before
+            added.addition.before = residual.before
         self._group = [*earlier, added]
         before = tuple((other.addition, other.updates) for other in earlier)
         values = AdditionValues(added.addition, self._group[0].stream, added.updates, total, before)
@@ -325,14 +262,14 @@ class Tracer(FunctionMode):
         """Whether the operands of the additions to one stream, up to ``before``, are still what they were."""
         return bool(self._group) and self._group[-1].addition is before and all(other.is_current for other in self._group)
 
-    def _mark_sum(self, addition: Addition, found: Residual, result: Tensor) -> None:
-        operands = found.operands if found.stream_is_first else found.operands[::-1]
+    def _mark_sum(self, addition: Addition, residual: Residual, result: Tensor) -> None:
+        operands = residual.operands if residual.stream_is_first else residual.operands[::-1]
         stream_node = operands[0].node
         assert stream_node is not None
         trace = self._graph.begin(
             "sum",
             carries=(stream_node,),
-            parents=found.operands,
+            parents=residual.operands,
             channels=addition.channels,
             product=max(operand.product for operand in operands),
         )
@@ -342,18 +279,3 @@ class Tracer(FunctionMode):
         addition.node, addition.operand_node = trace.node, stream_node
         mark(result, trace)
         set_parts(result, ())
-
-
-def _values(addition: Sum, found: Residual) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the stream and the updates as they are added, copied if the addition overwrites them."""
-    stream, update = addition.stream_and_update(stream_is_first=found.stream_is_first)
-    scaled = addition.scaled(stream_is_first=found.stream_is_first)
-
-    def value(operand: Tensor, name: str) -> Tensor:
-        if name == scaled:
-            return operand.detach().double() * addition.alpha
-        return operand.detach().clone() if addition.in_place else operand.detach()
-
-    # An update whose parts are of one kind is one update.
-    pieces = [part for part, _ in parts_of(update)] if len(found.updates) > 1 else [update]
-    return value(stream, "stream"), tuple(value(piece, "update").expand_as(stream) for piece in pieces)

@@ -102,7 +102,7 @@ def test_a_row_that_is_masked_as_a_whole_is_named_with_its_tokens(kind, memory):
         "blocks.1.attention",
         1,
     )
-    assert one.inputs == "scores that are -infinity in whole rows"
+    assert one.inputs == "scores with entire rows of -infinity"
     assert (one.tokens, one.affected, one.positions) == ((0, 1), 2, TOKENS)
 
 
@@ -118,7 +118,7 @@ def test_a_row_that_torch_s_own_layer_masks_as_a_whole_is_named():
 
     one = only(scan(attending(Layer), RESIDENT).origins)
     assert (one.value, one.function, one.module) == ("NaN", "multi_head_attention_forward", "blocks.1.attention.layer")
-    assert one.inputs == "a mask that leaves whole rows nothing to attend to"
+    assert one.inputs == "a mask that hides every key from some queries"
 
 
 @pytest.mark.parametrize("kind", [Extended, Healthy])
@@ -142,14 +142,14 @@ def test_an_infinity_written_into_a_mask_is_not_taken_for_the_one_that_harms():
 def test_an_exponential_that_overflows_before_it_is_multiplied_by_zero_is_named_with_the_product(memory):
     one = only(origins(lambda _module, y: (y - y + 100).exp() * torch.zeros(WIDTH), memory))
     assert (one.value, one.function, one.module, one.block) == ("infinity", "exp", "blocks.1", 1)
-    assert one.inputs == "float32 numbers that are all 100; mul in blocks.1 makes NaN of the infinity"
+    assert one.inputs == "float32 numbers all equal to 100; mul in blocks.1 turns the infinity into NaN"
     assert one.affected == one.positions == TOKENS
 
 
 def test_a_cast_to_a_dtype_with_a_smaller_range_is_named():
     # 65504 is the largest number of float16.
     one = only(origins(lambda _module, y: (y.clamp(-1, 1) * 0 + 7e4).half().float()))
-    assert (one.value, one.function, one.inputs) == ("infinity", "half", "float32 numbers that are all 70000")
+    assert (one.value, one.function, one.inputs) == ("infinity", "half", "float32 numbers all equal to 70000")
 
 
 def test_what_is_written_in_place_through_a_view_is_followed():
@@ -201,7 +201,7 @@ def test_a_root_of_zero_is_named_in_the_backward_pass(memory):
     one = only(origins(lambda _module, y: (y * 0).square().sum(-1, keepdim=True).sqrt() * y, memory))
     assert (one.direction, one.value, one.function) == ("backward", "infinity", "the backward of sqrt")
     assert (one.module, one.block) == ("blocks.1", 1)
-    assert one.inputs.endswith("(float32); the result of it in the forward pass holds zeros")
+    assert one.inputs.endswith("(float32); its forward output has zeros")
     assert (one.affected, one.positions) == (TOKENS, TOKENS)
 
 
@@ -228,7 +228,7 @@ def test_gradients_that_overflow_only_when_they_are_summed_are_said_to():
 
     one = only(scan(Model, RESIDENT, loss=loss).origins)
     assert (one.direction, one.value, one.function) == ("backward", "infinity", "the sum of gradients")
-    assert one.inputs == "the finite gradients of all that reads what mul gives"
+    assert one.inputs == "the finite gradients from all readers of the output of mul"
 
 
 def test_a_number_that_only_the_backward_pass_meets_is_traced_to_the_forward_pass():
@@ -239,7 +239,7 @@ def test_a_number_that_only_the_backward_pass_meets_is_traced_to_the_forward_pas
     found = scan(Model, RESIDENT, loss=loss).origins
     one = only(found)
     assert one.direction == "backward"
-    assert "the forward pass holds infinity there, first made by div" in one.inputs
+    assert "the forward pass already has infinity there, first made by div" in one.inputs
 
 
 def test_a_pass_that_is_finite_is_not_looked_at_again():

@@ -1,4 +1,4 @@
-"""Blocks as people write them, and models around them: what the follower must read without a name to go by."""
+"""Blocks as people write them, and models around them: which the tracer must understand without names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the follower notes beside the sites: attention logits, promotions, doubled streams, coarse angles, who wrote what."""
+"""What the tracer finds beside the sites: attention logits, promotions, doubled streams, coarse angles, output parameters."""
 
 import math
 

@@ -109,7 +109,7 @@ def test_what_many_blocks_do_is_how_the_model_is_made():
 
 
 def test_where_something_could_not_be_followed_nothing_is_missing():
-    assert judged(stack(8, missing=[(5, "attention")]), unobserved=("blocks.5.attention: it runs as one fused function",)) == ()
+    assert judged(stack(8, missing=[(5, "attention")]), unobserved=("blocks.5.attention: runs as one fused function",)) == ()
 
 
 def of_branches(sites, *, bypassed=None):
