@@ -41,27 +41,13 @@ _WRITING = ("linear", "convolution")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the passes measured.
+    """What the passes measured."""
 
-    Attributes
-    ----------
-    passes
-        One per seed, at least one.
-    sites
-        The rows of ``sublayers.parquet``.
-    engine
-        How they were run.
-    peak_before
-        Peak memory of the process before them, in bytes.
-    brings_batch
-        The target supplies its own batch.
-    """
-
-    passes: tuple[Pass, ...]
+    passes: tuple[Pass, ...]  # one per seed, at least one
     sites: tuple[SiteRecord, ...]
     engine: EngineInfo
-    peak_before: int
-    brings_batch: bool
+    peak_before: int  # peak memory of the process before the passes, in bytes
+    brings_batch: bool  # the target supplies its own batch
 
 
 def assemble(request: ScanRequest, task: Task, measured: Measurement) -> Run:

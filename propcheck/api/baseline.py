@@ -20,23 +20,10 @@ if TYPE_CHECKING:
 
 
 def make_baseline(run: Run, path: Path, tolerances: Tolerances | None = None, *, force: bool = False) -> GateResult:
-    """Write a baseline and its summary, and say what changed since the previous one.
+    """Write a baseline and its summary, and return the gate of the run against itself, with ``written`` and ``notes`` set.
 
-    Parameters
-    ----------
-    run
-        The run.
-    path
-        The file.
-    tolerances
-        Which changes since the previous baseline count.
-    force
-        Also write a run with NaN or infinite values.
-
-    Returns
-    -------
-    propcheck.comparison.gate.GateResult
-        The run against itself, with ``written`` set.
+    The notes say what changed, by more than the tolerances, since the previous baseline. ``force`` also writes a run with NaN
+    or infinite values.
 
     Raises
     ------

@@ -96,22 +96,7 @@ def compare(*runs: Any, tolerance: Tolerance | None = None, **options: Any) -> C
 def compare_request(
     runs: Sequence[Any], options: ScanOptions, tolerance: Tolerance | Sequence[str] | None = None
 ) -> CompareRequest:
-    """Read all sides and check the options.
-
-    Parameters
-    ----------
-    runs
-        As :func:`compare` takes them.
-    options
-        For the targets.
-    tolerance
-        As :func:`compare` takes it, or the values of ``--tolerance``.
-
-    Raises
-    ------
-    PropcheckError
-        As :func:`compare`.
-    """
+    """Read all sides and check the options; ``tolerance`` may be the values of ``--tolerance``."""
     if len(runs) < 2:
         raise PropcheckError(f"{runs[0] if runs else 'compare'}: needs two or more runs to compare")
     settings = read_settings(Path.cwd())
@@ -121,15 +106,7 @@ def compare_request(
 
 
 def run_comparison(request: CompareRequest, directories: Sequence[RunDirectory] | None = None) -> Comparison:
-    """Scan the targets and compare.
-
-    Parameters
-    ----------
-    request
-        The comparison.
-    directories
-        Where the run of each side goes if it is scanned; None: nothing is written.
-    """
+    """Scan the targets and compare; with ``directories``, one per side, the runs of the targets are written."""
     runs = []
     for index, side in enumerate(request.sides):
         run = run_side(side)

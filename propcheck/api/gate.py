@@ -71,28 +71,13 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """A run to gate.
-
-    Attributes
-    ----------
-    run
-        The run or target to judge.
-    baseline
-        What it is compared with; None: it becomes the baseline.
-    tolerances
-        What may differ.
-    force
-        Compare runs of different kinds too.
-    is_paired
-        The baseline is a target, or a run of this process, that the user named together with the run. It may then be
-        another target.
-    """
+    """A run to gate."""
 
     run: Side
-    baseline: Side | None
+    baseline: Side | None  # None: the run becomes the baseline
     tolerances: Tolerances
     force: bool = False
-    is_paired: bool = False
+    is_paired: bool = False  # the user named the baseline together with the run, so it may be another target
 
 
 def gate(run: Any, baseline: Any, *, tolerance: Tolerance | None = None, force: bool = False, **options: Any) -> Gate:
@@ -127,14 +112,7 @@ def gate_request(
 ) -> GateRequest:
     """Read both sides and check everything that can be checked before a scan.
 
-    Parameters
-    ----------
-    run, baseline, force
-        As :func:`gate` takes them; without a baseline, the run becomes one.
-    options
-        For the targets.
-    tolerance
-        As :func:`gate` takes it, or the values of ``--tolerance``.
+    Without a baseline the run is to become one. ``tolerance`` may be the values of ``--tolerance``.
 
     Raises
     ------
@@ -153,19 +131,12 @@ def gate_request(
 
 
 def run_gate(request: GateRequest, directory: RunDirectory | None = None) -> Gate:
-    """Scan the targets and judge.
-
-    Parameters
-    ----------
-    request
-        The gate, with a baseline.
-    directory
-        Where the run goes if it is scanned; None: nowhere.
+    """Scan the targets and judge; with a directory, the run of a target is written to it.
 
     Raises
     ------
     PropcheckError
-        The runs cannot be compared, or the run directory cannot be written.
+        The runs cannot be compared, or the directory cannot be written.
     """
     assert request.baseline is not None
     run = _scanned(request.run, directory)
@@ -177,15 +148,6 @@ def run_gate(request: GateRequest, directory: RunDirectory | None = None) -> Gat
 
 def update_baseline(request: GateRequest, path: Path, directory: RunDirectory | None = None) -> Gate:
     """Scan the target, if it is one, and write the run as a baseline.
-
-    Parameters
-    ----------
-    request
-        The gate; its baseline is not used.
-    path
-        The baseline file.
-    directory
-        Where the run goes if it is scanned; None: nowhere.
 
     Raises
     ------

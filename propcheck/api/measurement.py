@@ -37,17 +37,7 @@ _WORTH_COLLECTING = 1 << 24
 
 
 def measure(request: ScanRequest) -> Run:
-    """Measure the target of a request.
-
-    Parameters
-    ----------
-    request
-        The scan.
-
-    Returns
-    -------
-    Run
-        Without findings and without a path.
+    """Measure the target of a request; the run has no findings and no path.
 
     Raises
     ------

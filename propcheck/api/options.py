@@ -18,24 +18,10 @@ Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option.
+    """One option of a scan.
 
-    Attributes
-    ----------
-    name
-        Keyword argument of :func:`propcheck.scan`.
-    type
-        Type of its value on the command line; None is added.
-    help
-        Help text.
-    key
-        The key of a probe that it overrides; None if it overrides none.
-    flag
-        Its flag; default: ``--name``.
-    metavar
-        How the help shows the value.
-    limits
-        Smallest and largest value.
+    ``name`` is its keyword argument in :func:`propcheck.scan`; ``type`` and ``help`` are those of its flag (``--name``, if
+    ``flag`` is empty); ``key`` is the key of a probe that it overrides, if it overrides one.
     """
 
     name: str
@@ -86,33 +72,15 @@ SCAN_OPTIONS: tuple[Option, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanOptions:
-    """The options of a scan after parsing, the same for both fronts.
+    """The options of a scan after parsing, the same for both fronts."""
 
-    Attributes
-    ----------
-    overrides
-        Values for keys of the probe, in the order in which they apply.
-    arguments
-        Arguments of an in-process callable; they may be any objects.
-    select, ignore
-        Ids, names or families of rules; empty: not set.
-    threads
-        Number of threads; None: not set.
-    given
-        The options that were set, as the user wrote them.
-    command
-        The command line, stored in the run.
-    progress
-        Receives the progress of each scan.
-    """
-
-    overrides: tuple[Override, ...] = ()
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[Override, ...] = ()  # of keys of the probe, in the order in which they apply
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of an in-process callable: any objects
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     threads: int | None = None
-    given: tuple[str, ...] = ()
-    command: str | None = None
+    given: tuple[str, ...] = ()  # the options that were set, as the user wrote them
+    command: str | None = None  # the command line, stored in the run
     progress: Progress | None = None
 
 
@@ -128,15 +96,7 @@ def given_options(values: Mapping[str, Any]) -> list[Option]:
 
 
 def key_overrides(values: Mapping[str, Any], origin: Callable[[Option], str]) -> tuple[Override, ...]:
-    """Turn the options that set one key of a probe into overrides.
-
-    Parameters
-    ----------
-    values
-        Value by name of the option; ``seeds`` is a list.
-    origin
-        Returns how an error message names an option.
-    """
+    """Turn the options that set one key of a probe into overrides; ``origin`` is how an error message names an option."""
     from propcheck.config.resolve import Override
 
     return tuple(

@@ -26,31 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A target that is ready to be scanned.
+    """A target that is ready to be scanned."""
 
-    Attributes
-    ----------
-    target
-        The target as the user named it.
-    probe
-        Its probe, with overrides and defaults applied.
-    task
-        Returns what is run; None: what the probe names.
-    select, ignore
-        The rules to apply and to skip.
-    threads
-        Threads of torch and of the weight initialisation; None: chosen by torch.
-    settings
-        ``[tool.propcheck]``.
-    command
-        The command line, stored in the run.
-    progress
-        Receives the progress of the scan.
-    """
-
-    target: str
-    probe: Probe
-    task: Callable[[Probe], Task] | None = None
+    target: str  # as the user named it
+    probe: Probe  # with overrides and defaults applied
+    task: Callable[[Probe], Task] | None = None  # returns what is run; None: what the probe names
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     threads: int | None = None
@@ -65,16 +45,9 @@ class ScanRequest:
 
 
 def scan_request(target: Any, options: ScanOptions, settings: ToolSettings | None = None) -> ScanRequest:
-    """Read a target and check everything that can be checked before the scan.
+    """Read a target, as :func:`propcheck.scan` takes it, and check everything that can be checked before the scan.
 
-    Parameters
-    ----------
-    target
-        A string as on the command line, a callable, a module or a ``propcheck.Target``.
-    options
-        The options of the scan.
-    settings
-        ``[tool.propcheck]``; default: that of the working directory.
+    ``settings`` is ``[tool.propcheck]``; default: that of the working directory.
 
     Raises
     ------
@@ -100,13 +73,7 @@ def scan_request(target: Any, options: ScanOptions, settings: ToolSettings | Non
 
 
 def check_rules(probe: Probe, names: Sequence[str]) -> None:
-    """Check names of rules and the thresholds of a probe.
-
-    Raises
-    ------
-    PropcheckError
-        A rule is unknown, or cannot use its threshold.
-    """
+    """Refuse unknown rules, and thresholds that a rule cannot use."""
     rules.chosen(names)
     for name, setting in probe.rules.items():
         rule, threshold = rules.find(name), setting.threshold

@@ -33,22 +33,7 @@ def is_stored(value: object) -> bool:
 
 
 def read_side(value: Any, options: ScanOptions, settings: ToolSettings, *, force: bool = False) -> Side:
-    """Read a stored run, or prepare the scan of a target.
-
-    Parameters
-    ----------
-    value
-        A :class:`propcheck.Run`, the path of a run directory or Parquet file, or a target.
-    options, settings
-        For a target.
-    force
-        Read a run of an older schema too.
-
-    Raises
-    ------
-    PropcheckError
-        The run cannot be read, or the target is wrong.
-    """
+    """Read a run (a :class:`propcheck.Run`, a run directory, a Parquet file), or prepare the scan of a target."""
     if isinstance(value, Run):
         return value.record
     if not is_stored(value):
@@ -58,13 +43,7 @@ def read_side(value: Any, options: ScanOptions, settings: ToolSettings, *, force
 
 
 def check_options_are_used(sides: Sequence[Side | None], options: ScanOptions) -> None:
-    """Refuse options of a scan if there is no target to scan.
-
-    Raises
-    ------
-    PropcheckError
-        There are such options.
-    """
+    """Refuse options of a scan if there is no target to scan."""
     if options.given and not any(isinstance(side, ScanRequest) for side in sides):
         raise PropcheckError(f"{', '.join(options.given)}: no effect, since every side is a run and nothing is scanned")
 
@@ -75,20 +54,7 @@ def run_side(side: Side) -> records.Run:
 
 
 def side_tolerances(side: Side, tolerance: Tolerance | Sequence[str] | None) -> Tolerances:
-    """Return what may differ: ``tolerance``, over the ``[gate]`` section of the side's probe.
-
-    Parameters
-    ----------
-    side
-        The run that is judged.
-    tolerance
-        A share, shares by name, or the values of ``--tolerance``.
-
-    Raises
-    ------
-    PropcheckError
-        A share or the name of a quantity is wrong.
-    """
+    """Return what may differ: a share, shares by name, or values of ``--tolerance``, over ``[gate]`` of the side's probe."""
     section = _gate_section(side)
     if isinstance(tolerance, Mapping):
         return read_tolerances(section, [f"{key}={value}" for key, value in tolerance.items()], "tolerance")

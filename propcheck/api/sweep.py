@@ -92,24 +92,12 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """The scans of a sweep.
-
-    Attributes
-    ----------
-    target
-        The target as the user named it.
-    axes
-        The keys and their values.
-    cells
-        One per combination of values.
-    is_in_process
-        The target is an object of this process: what it builds may change without a trace, so cells are never skipped.
-    """
+    """The scans of a sweep."""
 
     target: str
     axes: tuple[Axis, ...]
     cells: tuple[PlannedCell, ...]
-    is_in_process: bool = False
+    is_in_process: bool = False  # what the target builds may change without a trace, so no cell is skipped
 
     @property
     def scans(self) -> list[ScanRequest]:
@@ -152,16 +140,7 @@ def sweep(
 
 
 def sweep_request(target: Any, varied: tuple[Axis, ...], options: ScanOptions) -> SweepRequest:
-    """Prepare and check all cells before the first is scanned.
-
-    Parameters
-    ----------
-    target
-        As :func:`propcheck.scan` takes it.
-    varied
-        The keys and their values.
-    options
-        Options that all cells share.
+    """Prepare and check all cells before the first is scanned; a cell may be refused.
 
     Raises
     ------
@@ -210,16 +189,8 @@ def run_sweep(
     A cell that fails leaves no run in its directory, not even an earlier one with other settings. A run that is skipped is
     judged again by the current rules.
 
-    Parameters
-    ----------
-    request
-        The sweep.
-    directory
-        Holds one run directory per cell; None: nothing is written.
-    report
-        Called with each outcome as soon as it is known.
-    debug
-        Print the traceback of a cell that fails on standard error.
+    ``directory`` holds one run directory per cell; without it nothing is written. ``report`` is called with each outcome as
+    soon as it is known. ``debug`` prints the traceback of a cell that fails on standard error.
 
     Raises
     ------
@@ -245,7 +216,7 @@ def _try_cell(planned: PlannedCell, directory: RunDirectory | None, *, resume: b
     place = None if directory is None else RunDirectory(directory.path / planned.cell.name, directory.plots)
     try:
         return _scan_cell(planned, place, resume=resume)
-    except Exception as error:  # noqa: BLE001 - a scan that fails must not end the others
+    except Exception as error:
         if debug:
             traceback.print_exc()
         return records.Outcome(planned.cell, "failed", None, _reason(error))

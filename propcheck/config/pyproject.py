@@ -25,9 +25,7 @@ class ToolSettings(ScanConfig):
     detail: Literal["block", "site"] = Field("block", description="One row of the table per block or per site.")
     select: tuple[str, ...] = Field((), description="Apply only these rules: ids, names or families such as PC1.")
     ignore: tuple[str, ...] = Field((), description="Skip these rules: ids, names or families such as PC1.")
-    rules: dict[RuleId, RuleSettings] = Field(
-        default_factory=dict, description="Threshold and severity of a rule, e.g. `[rules.PC204]`."
-    )
+    rules: dict[RuleId, RuleSettings] = Field(default_factory=dict, description="Threshold and severity, e.g. `[rules.PC204]`.")
     gate: GateConfig = Field(default_factory=GateConfig, description="How much a run may differ from its baseline.")
     threads: int | None = Field(None, ge=1, le=1024, description="Number of threads; default: chosen by torch.")
 

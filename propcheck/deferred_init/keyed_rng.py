@@ -99,9 +99,7 @@ def fill_in_chunks(
         tensor.copy_(flat.view(tensor.shape))
 
 
-def truncated_normal_(  # noqa: PLR0913 - the arguments of nn.init.trunc_normal_
-    chunk: Tensor, mean: float, std: float, low: float, high: float, generator: torch.Generator
-) -> None:
+def truncated_normal_(chunk: Tensor, mean: float, std: float, low: float, high: float, generator: torch.Generator) -> None:
     """Draw N(mean, std²) restricted to [low, high] in place, as ``nn.init.trunc_normal_`` distributes it."""
     if mean < low:  # mirrored: the distribution function is exact in its lower tail, and 1 - something in the upper
         truncated_normal_(chunk, -mean, std, -high, -low, generator)
@@ -139,13 +137,13 @@ def draw(
     Tensor or tuple of Tensor
         What the operator returns.
     """
-    name = str(function._schema.name.split("::")[1])  # noqa: SLF001
-    fill = _independent(name, function._overloadname, args, kwargs)  # noqa: SLF001
+    name = str(function._schema.name.split("::")[1])
+    fill = _independent(name, function._overloadname, args, kwargs)
     if fill is not None and memory.is_floating_point():
         fill_in_chunks(memory, fill, key, workers, through_fp32="normal" in name or "randn" in name)
         return memory
     generator = generator_for(*key)
-    if any(argument.name == "generator" for argument in function._schema.arguments):  # noqa: SLF001
+    if any(argument.name == "generator" for argument in function._schema.arguments):
         return function(*args, **{**kwargs, "generator": generator})
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())

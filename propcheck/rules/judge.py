@@ -21,10 +21,10 @@ class RuleSetting(Protocol):
     """A probe's changes to a rule; ``None`` keeps the default."""
 
     @property
-    def threshold(self) -> float | None: ...  # noqa: D102
+    def threshold(self) -> float | None: ...
 
     @property
-    def severity(self) -> Severity | None: ...  # noqa: D102
+    def severity(self) -> Severity | None: ...
 
 
 @dataclass(frozen=True, slots=True)

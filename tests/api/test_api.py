@@ -78,6 +78,52 @@ def test_a_saved_run_reads_back(tmp_path):
     assert str(tmp_path / "here") in str(run).replace("\n", "")
 
 
+def test_a_run_saved_without_plots_leaves_none_of_an_earlier_run(tmp_path):
+    run = propcheck.scan("tiny", set=SMALL, tokens=8)
+    run.save(tmp_path)
+    assert list(tmp_path.glob("*.png"))
+    run.save(tmp_path, plots=False)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_sweep_over_a_callable_of_this_process_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = propcheck.sweep(Model, vary={"python.args.layers": [1, 3]}, args={"width": 8}, tokens=8)
+    assert [(cell.status, cell.run.model.sites, cell.run.model.width) for cell in result.cells] == [
+        ("scanned", 1, 8),
+        ("scanned", 3, 8),
+    ]
+    assert str(result).splitlines()[0].endswith(":Model: 2 values of python.args.layers, 2 cells")
+    assert repr(result).endswith(": 2 cells>")
+    assert list(tmp_path.iterdir()) == []
+    assert result.plot(tmp_path / "sweep.png").exists()
+
+
+def test_a_sweep_with_a_directory_resumes_unless_the_target_is_an_object(tmp_path):
+    for expected in ("scanned", "skipped"):
+        result = propcheck.sweep("tiny", vary={"model.layers": [1]}, set={"model.width": 32}, tokens=8, out=tmp_path / "a")
+        assert [cell.status for cell in result.cells] == [expected]
+    for _ in range(2):
+        result = propcheck.sweep(Model, vary={"python.args.layers": [1]}, tokens=8, out=tmp_path / "b")
+        assert [cell.status for cell in result.cells] == ["scanned"]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ({}, "name at least one key"),
+        ({"model.layers": []}, "needs at least one value"),
+        ({"model.layers": [1, 1]}, "model.layers is given this value twice"),
+        ({"name": ["a"]}, "name has no effect on a scan"),
+        ({"model.layerz": [1]}, "unknown key model.layerz"),
+        ({"inputs.tokens": [4, 8]}, "inputs.tokens is varied as well"),
+    ],
+)
+def test_a_sweep_that_is_wrong_is_an_error(vary, said):
+    with pytest.raises(propcheck.PropcheckError, match=said):
+        propcheck.sweep("tiny", vary=vary, tokens=8)
+
+
 def test_a_callable_is_built_with_its_arguments():
     run = propcheck.scan(Model, args={"layers": 3, "width": 8}, tokens=8)
     assert (run.model.class_name, run.model.sites, run.model.width) == ("Model", 3, 8)
@@ -198,7 +244,7 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'scna'"):
-        propcheck.scna  # noqa: B018
+        propcheck.scna
 
 
 def test_a_shadow_says_how_far_half_precision_is_from_fp32():

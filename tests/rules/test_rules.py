@@ -205,3 +205,12 @@ def test_what_is_recorded_of_one_seed_is_not_counted_in_seeds():
 def test_the_page_of_the_rules_is_fresh():
     page = Path(__file__).parents[2] / "docs" / "rules.md"
     assert page.read_text() == rules.markdown(), "run `make docs`"
+
+
+def test_a_family_is_the_start_of_an_id():
+    assert {rule.id[:3] for rule in rules.chosen(select=["PC1"])} == {"PC1"}
+    assert {rule.id for rule in rules.chosen(ignore=["pc2"])} == {rule.id for rule in rules.ALL if rule.id[:3] != "PC2"}
+    assert [rule.id for rule in rules.chosen(select=["PC20"], ignore=["PC201"])][:2] == ["PC202", "PC203"]
+    for unknown in ("PC", "PC9", "PC1x"):
+        with pytest.raises(PropcheckError, match=f"unknown rule {unknown}"):
+            rules.chosen(select=[unknown])
