@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from propcheck.targets.target import Target
 
 
-def scan(  # noqa: PLR0913, RUF100 - one keyword per option of the command line
+def scan(  # noqa: PLR0913 - one keyword per option of the command line
     target: str | nn.Module | Target | Callable[..., nn.Module | Target],
     *,
     args: Mapping[str, Any] | None = None,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the option
     precision: Precision | None = None,
     tokens: int | None = None,
     batch: int | None = None,
     seeds: int | Sequence[int] | None = None,
     memory: str | None = None,
     device: str | None = None,
-    eval: bool = False,
+    eval: bool = False,  # noqa: A002 - the name of the option
     shadow: Literal["none", "fp32"] | None = None,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),

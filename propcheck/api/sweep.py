@@ -216,7 +216,7 @@ def _try_cell(planned: PlannedCell, directory: RunDirectory | None, *, resume: b
     place = None if directory is None else RunDirectory(directory.path / planned.cell.name, directory.plots)
     try:
         return _scan_cell(planned, place, resume=resume)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a scan that fails must not end the others
         if debug:
             traceback.print_exc()
         return records.Outcome(planned.cell, "failed", None, _reason(error))

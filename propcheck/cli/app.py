@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), arguments)
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - no traceback unless --debug asks for one
         usage = getattr(error, "format_message", None)  # the parser's own errors have it
         if usage is not None:
             return _fail(usage(), arguments)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @with_options
-def compare(  # noqa: PLR0913, RUF100 - one parameter per option
+def compare(  # noqa: PLR0913 - one parameter per option
     runs: Annotated[
         list[str],
         typer.Argument(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @with_options
-def gate(  # noqa: PLR0913, RUF100 - one parameter per option
+def gate(  # noqa: PLR0913 - one parameter per option
     run: Annotated[
         str,
         typer.Argument(help="The run to judge: a run directory, or a target as in `propcheck scan`, which is scanned now."),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @with_options
-def scan(  # noqa: PLR0913, RUF100 - one parameter per option
+def scan(  # noqa: PLR0913 - one parameter per option
     target: Annotated[
         str,
         typer.Argument(

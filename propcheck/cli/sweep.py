@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @with_options
-def sweep(  # noqa: PLR0913, RUF100 - one parameter per option
+def sweep(  # noqa: PLR0913 - one parameter per option
     target: Annotated[str, typer.Argument(help="The target to scan, as in `propcheck scan`.")],
     *,
     vary: Annotated[

@@ -39,7 +39,7 @@ def parse_tolerance(value: Any) -> float:
     text = value.strip() if isinstance(value, str) else value
     percent = isinstance(text, str) and text.endswith("%")
     if isinstance(value, bool) or not isinstance(text, str | int | float):
-        raise ValueError('must be a share such as "5%" or 0.05')
+        raise ValueError('must be a share such as "5%" or 0.05')  # noqa: TRY004 - pydantic turns a ValueError into one line
     try:
         share = float(text.removesuffix("%")) / (100 if percent else 1) if isinstance(text, str) else float(text)
     except ValueError:

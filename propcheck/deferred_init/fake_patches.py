@@ -18,7 +18,7 @@ def _trunc_normal_(tensor: Tensor, mean: float, std: float, a: float, b: float) 
     raise NotImplementedError("only recorded, and replayed by propcheck.deferred_init.materialize")
 
 
-_trunc_normal_.register_fake(lambda tensor, mean, std, a, b: None)
+_trunc_normal_.register_fake(lambda tensor, mean, std, a, b: None)  # noqa: ARG005
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
             delattr(owner, name)  # it was inherited
 
 
-def _record_trunc_normal_(
+def _record_trunc_normal_(  # noqa: PLR0913 - the signature of the function that it replaces
     tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
 ) -> Tensor:
     del generator
@@ -68,7 +68,7 @@ def _record_trunc_normal_(
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     if recurse:
         for child in self.children():
-            child._apply(fn)
+            child._apply(fn)  # noqa: SLF001
     with torch.no_grad():
         for name, parameter in self._parameters.items():
             if parameter is None:
@@ -99,4 +99,4 @@ def _deepcopy(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
 
 def _data_ptr(self: FakeTensor) -> int:
     # A number that tensors share if and only if they begin at the same place of the same storage.
-    return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
+    return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())  # noqa: SLF001

@@ -137,13 +137,13 @@ def draw(
     Tensor or tuple of Tensor
         What the operator returns.
     """
-    name = str(function._schema.name.split("::")[1])
-    fill = _independent(name, function._overloadname, args, kwargs)
+    name = str(function._schema.name.split("::")[1])  # noqa: SLF001
+    fill = _independent(name, function._overloadname, args, kwargs)  # noqa: SLF001
     if fill is not None and memory.is_floating_point():
         fill_in_chunks(memory, fill, key, workers, through_fp32="normal" in name or "randn" in name)
         return memory
     generator = generator_for(*key)
-    if any(argument.name == "generator" for argument in function._schema.arguments):
+    if any(argument.name == "generator" for argument in function._schema.arguments):  # noqa: SLF001
         return function(*args, **{**kwargs, "generator": generator})
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())

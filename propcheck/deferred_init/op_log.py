@@ -85,7 +85,7 @@ class Operation:
 
 def operator_name(function: Any) -> str:
     """Return the name of an operator without namespace and overload."""
-    return str(function._schema.name.split("::")[1])
+    return str(function._schema.name.split("::")[1])  # noqa: SLF001
 
 
 def only_allocates(function: Any) -> bool:
@@ -101,7 +101,7 @@ def returns_geometry_of_input(function: Any) -> bool:
 
 def overwrites(function: Any) -> bool:
     """Whether what an operator leaves in the tensors that it writes does not depend on what was there before."""
-    return operator_name(function) in _OVERWRITING or function._overloadname.endswith("out")
+    return operator_name(function) in _OVERWRITING or function._overloadname.endswith("out")  # noqa: SLF001
 
 
 def writes_parts(function: Any) -> bool:
@@ -111,7 +111,7 @@ def writes_parts(function: Any) -> bool:
 
 def arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
     """Yield each argument that was given, and whether the operator's schema says that it is written."""
-    for index, argument in enumerate(function._schema.arguments):
+    for index, argument in enumerate(function._schema.arguments):  # noqa: SLF001
         if index < len(args) or argument.name in kwargs:
             value = args[index] if index < len(args) else kwargs[argument.name]
             yield value, argument.alias_info is not None and argument.alias_info.is_write

@@ -176,14 +176,14 @@ def tensors_of(model: nn.Module, entries: Iterable[Entry]) -> dict[str, Tensor]:
 @contextmanager
 def own_random_state(seed: int) -> Iterator[None]:
     """Give a constructor the same state of ``random`` and numpy each time, and leave all generators as they were."""
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the global one is meant
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
     try:
         yield
     finally:
         random.setstate(saved[0])
-        np.random.set_state(saved[1])
+        np.random.set_state(saved[1])  # noqa: NPY002
         torch.set_rng_state(saved[2])
 
 

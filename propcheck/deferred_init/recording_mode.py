@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LITERAL = -1
 
 
-class Unrecordable(Exception):
+class Unrecordable(Exception):  # noqa: N818
     """What the recorded code did that cannot be recorded, as the end of a sentence about it."""
 
 
@@ -48,7 +48,7 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             return self.ref(self._fake(tensor))
         storage = tensor.untyped_storage()
-        _, number = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))
+        _, number = self._storages.setdefault(storage._cdata, (storage, len(self._storages)))  # noqa: SLF001
         geometry = _geometry(number, tensor)
         found = self._refs.get(geometry)
         if found is None:
@@ -60,7 +60,7 @@ class Recorder(TorchDispatchMode):
         """Return the number of a tensor of the log, None for others."""
         if not isinstance(tensor, FakeTensor):
             return None
-        _, number = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))
+        _, number = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))  # noqa: SLF001
         return self._refs.get(_geometry(number, tensor))
 
     def _fake(self, real: Tensor) -> FakeTensor:

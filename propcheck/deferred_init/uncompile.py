@@ -17,15 +17,15 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """
     model = _original(model)
     for module in list(model.modules()):
-        for name, child in module._modules.items():
+        for name, child in module._modules.items():  # noqa: SLF001
             if isinstance(child, OptimizedModule):
-                module._modules[name] = _original(child)
+                module._modules[name] = _original(child)  # noqa: SLF001
     for module in model.modules():
-        module._compiled_call_impl = None
+        module._compiled_call_impl = None  # noqa: SLF001
     return model
 
 
 def _original(module: nn.Module) -> nn.Module:
     while isinstance(module, OptimizedModule):
-        module = module._orig_mod
+        module = module._orig_mod  # noqa: SLF001
     return module

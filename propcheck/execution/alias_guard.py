@@ -64,10 +64,10 @@ class Guard(TorchFunctionMode):
         if not self._shared or attribute is not None:
             return func(*args, **kwargs)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        watched = [(leaf, leaf._version, path) for leaf in leaves for path in _found(self._shared, [leaf])]
+        watched = [(leaf, leaf._version, path) for leaf in leaves for path in _found(self._shared, [leaf])]  # noqa: SLF001
         result = func(*args, **kwargs)
         for leaf, version, path in watched:
-            if leaf._version != version:
+            if leaf._version != version:  # noqa: SLF001
                 self._refuse(path, "returns a view of an input, and one of the two is changed in place afterwards")
         return result
 
@@ -78,7 +78,7 @@ def _add(places: dict[int, tuple[StorageWeakRef, str]], tensor: Tensor, path: st
 
 
 def _found(places: dict[int, tuple[StorageWeakRef, str]], values: list[Any]) -> list[str]:
-    with torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction():  # noqa: SLF001
         tensors = [value for value in values if isinstance(value, Tensor) and value.layout == torch.strided]
-        storages = [value.untyped_storage()._cdata for value in tensors]
+        storages = [value.untyped_storage()._cdata for value in tensors]  # noqa: SLF001
     return [places[storage][1] for storage in storages if storage in places]

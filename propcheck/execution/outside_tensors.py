@@ -64,7 +64,7 @@ class Realiser(TorchFunctionMode):
                     f"a tensor {list(fake.shape)} that was made from another one of the model's construction has no value "
                     "here; make it in the batch or loss function itself"
                 )
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - not the model's doing
                 value = value.to(self._device) if not value.requires_grad else value.detach().to(self._device).requires_grad_()
             self._values[id(fake)] = fake, value
         return self._values[id(fake)][1]

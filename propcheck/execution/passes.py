@@ -75,7 +75,7 @@ def _with_origins(one: Pass, attempt: Callable[[Progress | None, Manner], Pass],
     gc.collect()  # the first one's model and graph
     try:
         watched = attempt(_stage(progress, "looking", 1.0, 0.0), Manner(watched=True))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - what the first pass showed counts without it
         what = str(error).partition("\n")[0]
         note = f"What made the pass not finite was not found: run again, it ends with {type(error).__name__}: {what}."
         return dataclasses.replace(one, notes=(*one.notes, note))

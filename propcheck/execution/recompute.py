@@ -67,7 +67,7 @@ class Call:
             inputs, passed, result = self._compute()
         self.last_addition = conductor.tracer.additions_met
         self.in_memory = conductor.keeps(unit, before)
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - what happens here is not the model's doing
             return self._cut(given, inputs, passed, result)
 
     def _cut(self, given: list[Any], inputs: list[Tensor | None], passed: list[Any], result: Any) -> Any:
@@ -188,7 +188,7 @@ class Call:
                 inputs, passed, result = self._compute()
         except (CannotCutError, PropcheckError):
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the first time it went well
             what = str(error).partition("\n")[0]
             conductor.refuse(
                 unit.path, f"fails when it is computed again for the backward pass ({type(error).__name__}: {what})"
@@ -239,7 +239,7 @@ class _Segment(torch.autograd.Function):
 
 def is_segment(node: Any) -> bool:
     """Whether a node of an autograd graph stands for the call of a unit."""
-    return isinstance(node, _Segment._backward_cls)
+    return isinstance(node, _Segment._backward_cls)  # noqa: SLF001
 
 
 def segmented(conductor: Conductor, unit: Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,7 +248,7 @@ def segmented(conductor: Conductor, unit: Unit, forward: Callable[..., Any]) -> 
     def call(*args: Any, **kwargs: Any) -> Any:
         if conductor.in_backward:
             conductor.refuse(unit.path, "is called in the backward pass (a custom autograd function that computes again)")
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
             conductor.refuse(unit.path, "is called within a transform of torch.func")
         if not torch.is_grad_enabled():
             return _without_gradient(conductor, unit, forward, args, kwargs)
@@ -285,12 +285,12 @@ def _tensors(leaves: Iterator[Any]) -> list[Tensor]:
 
 def _version(value: Any) -> int:
     """Return how often a tensor was changed in place."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0  # noqa: SLF001
 
 
 def _memory(value: Any) -> int | None:
     strided = isinstance(value, Tensor) and value.layout == torch.strided
-    return value.untyped_storage()._cdata if strided else None
+    return value.untyped_storage()._cdata if strided else None  # noqa: SLF001
 
 
 def _bit_sum(tensor: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ def determined(*key: object) -> Iterator[None]:
         torch.manual_seed(number)
         stack.callback(random.setstate, random.getstate())
         random.seed(number)
-        stack.callback(np.random.set_state, np.random.get_state())
-        np.random.seed(number % 2**32)
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - the global one is meant
+        np.random.seed(number % 2**32)  # noqa: NPY002
         yield
 
 

@@ -60,7 +60,7 @@ class Weights:
 
     def bring_permanently(self, entries: Sequence[Entry]) -> None:
         """Materialise entries that stay: buffers, and parameters of no unit."""
-        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():  # noqa: SLF001
             self._bring_permanently(entries)
 
     def _bring_permanently(self, entries: Sequence[Entry]) -> None:
@@ -73,7 +73,7 @@ class Weights:
 
     def bring(self, unit: Unit) -> None:
         """Materialise the parameters of ``unit`` that are not in memory."""
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
             self._bring(unit)
 
     def _bring(self, unit: Unit) -> None:
@@ -96,7 +96,7 @@ class Weights:
 
     def drop(self, unit: Unit) -> None:
         """Let go of the parameters of ``unit`` that no other unit in memory has."""
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
             self._drop(unit)
 
     def _drop(self, unit: Unit) -> None:
@@ -132,9 +132,9 @@ class Weights:
 
 def _is_free(memory: Tensor) -> bool:
     """Whether nothing else, an output or a view that the model's code keeps, lies in the memory."""
-    with torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction():  # noqa: SLF001
         storage = memory.untyped_storage()
-        return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)
+        return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # noqa: SLF001 - the tensor and this name
 
 
 def _padded(size: int) -> int:
@@ -162,7 +162,7 @@ def _realise(recording: Recording, device: torch.device) -> dict[str, Tensor]:
             parent, _, key = name.rpartition(".")
             owner = modules[parent]
             if entry.kind == "parameter":
-                owner._parameters[key] = real
+                owner._parameters[key] = real  # noqa: SLF001
             else:
-                owner._buffers[key] = real
+                owner._buffers[key] = real  # noqa: SLF001
     return tensors

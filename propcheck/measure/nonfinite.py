@@ -90,7 +90,7 @@ class NonfiniteSearch(Listener):
 
     def pass_ended(self, loss: Tensor) -> None:
         """Look at the loss."""
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
             self._loss_is_finite = is_finite(loss)
             self._source_of_loss = None if self._loss_is_finite else self._source_in(loss)
             self._gradients.watch(loss, Step("loss", None, None))
@@ -102,7 +102,7 @@ class NonfiniteSearch(Listener):
         tensor = changed_in_place(call)
         content = None
         if tensor is not None and call.name not in _OVERWRITING:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
                 content = content_of(tensor)
         self._overwritten = Overwritten(tensor, content)
 
@@ -112,7 +112,7 @@ class NonfiniteSearch(Listener):
             return
         results = tensors_in((self._overwritten.tensor if result is None else result,))
         if results:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # noqa: SLF001
                 with torch.no_grad():
                     source = self._look_at(call, results)
                     note = _forward_note(call, results, source)
@@ -202,7 +202,7 @@ class NonfiniteSearch(Listener):
         """Return the source of the values in a tensor's memory."""
         if tensor.layout != torch.strided:
             return None
-        entry = self._sources.get(tensor.untyped_storage()._cdata)
+        entry = self._sources.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
         return None if entry is None else entry[1]
 
     def _place(self, call: FunctionCall) -> tuple[str | None, int | None]:
@@ -212,7 +212,7 @@ class NonfiniteSearch(Listener):
 
 
 def _is_ignored(call: FunctionCall) -> bool:
-    return call.name in _IGNORED or torch._C._functorch.maybe_current_level() is not None
+    return call.name in _IGNORED or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001
 
 
 def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: Source | None) -> str:

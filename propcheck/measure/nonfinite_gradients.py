@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _WATCHED = "propcheck"  # in the metadata of an autograd node: it is watched
-_OWN_NODES = (MeasuredLinear._backward_cls, MeasuredEmbedding._backward_cls)
+_OWN_NODES = (MeasuredLinear._backward_cls, MeasuredEmbedding._backward_cls)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class GradientSearch:
         def hook(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
             if self.origin is not None:
                 return
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
                 arrived = [gradient for gradient in grad_outputs if isinstance(gradient, Tensor)]
                 spoilt = next((gradient for gradient in arrived if not is_finite(gradient)), None)
                 bad = next(

@@ -97,7 +97,7 @@ class GradientMeasurer(Listener):
     def _watch(self, tensor: Tensor, operands: AdditionOperands, name: GradientOf) -> None:
         """Measure the gradient of ``tensor`` once for all who read it."""
         geometry = None
-        base = tensor._base if operands.in_place and tensor._is_view() else None
+        base = tensor._base if operands.in_place and tensor._is_view() else None  # noqa: SLF001
         if base is not None:
             # What overwrites a view leads its gradient past the view, to the tensor below it.
             if not base.is_contiguous():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The hooks that save tensors in place of autograd, or None. torch 2.6 and 2.7 do not expose them; there too, checkpointing is a
 # plain call during a scan, and the model's own hooks accept whatever is saved.
-_SAVING_HOOKS: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+_SAVING_HOOKS: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # noqa: SLF001
 
 
 def weight_runners(names: Mapping[int, str], ledger: Ledger) -> dict[str, Runner]:
@@ -68,5 +68,5 @@ def _is_differentiated(weight: Tensor) -> bool:
     the same tensors to be saved that plain code saves.
     """
     hooks = _SAVING_HOOKS(False)
-    transformed = torch._C._functorch.maybe_current_level() is not None
+    transformed = torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - torch.func, with a way of its own
     return weight.requires_grad and torch.is_grad_enabled() and not transformed and hooks is None

@@ -81,7 +81,7 @@ def write_baseline(run: Run, path: Path, summary: str) -> None:
         raise PropcheckError(f"{path}: reserved for a file of a run directory; use another name for the baseline")
     path = path.resolve()  # replace the file that a link points to, not the link
     run = kept(run)
-    directory = Path(os.path.abspath(path.parent))
+    directory = Path(os.path.abspath(path.parent))  # noqa: PTH100 - resolve() would follow links, which the settings do not
     settings, moved = _moved(run.settings, lambda setting: _relative_to(directory, setting))
     document = {**stored_document(dataclasses.replace(run, settings=settings)), "beside": moved}
     summary_path = path.with_suffix(".md")

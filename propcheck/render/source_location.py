@@ -56,7 +56,7 @@ def _located(path: Path, name: str | None = None) -> Location | None:
     if not path.is_file():
         return None
     # The path as given comes first: the user knows a link in the working directory, not its destination.
-    for file, folder in ((Path(os.path.abspath(path)), Path.cwd()), (path.resolve(), Path.cwd().resolve())):
+    for file, folder in ((Path(os.path.abspath(path)), Path.cwd()), (path.resolve(), Path.cwd().resolve())):  # noqa: PTH100
         if file.is_relative_to(folder):
             return Location(file.relative_to(folder).as_posix(), 1 if name is None else _line(path, name))
     return None

@@ -21,10 +21,10 @@ class RuleSetting(Protocol):
     """A probe's changes to a rule; ``None`` keeps the default."""
 
     @property
-    def threshold(self) -> float | None: ...
+    def threshold(self) -> float | None: ...  # noqa: D102
 
     @property
-    def severity(self) -> Severity | None: ...
+    def severity(self) -> Severity | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,14 +94,14 @@ def _select(path: Path, section: HuggingFaceConfig) -> tuple[Selection, tuple[st
 def _build_model(path: Path, selection: Selection, dtype: torch.dtype) -> PreTrainedModel:
     model_class = selection.model_class
     try:
-        model: PreTrainedModel = model_class._from_config(copy.deepcopy(selection.config), dtype=dtype)
+        model: PreTrainedModel = model_class._from_config(copy.deepcopy(selection.config), dtype=dtype)  # noqa: SLF001
     except (ValueError, KeyError, TypeError, IndexError, AssertionError, ZeroDivisionError) as error:
         # Dimensions that do not fit each other raise these; a constructor that cannot be recorded raises another error.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise PropcheckError(f"{path}: cannot build {model_class.__name__}: {text}") from error
     # Loading a checkpoint casts every parameter, also those that the constructor made in float32, which would meet
     # half-precision tensors in a matrix product.
-    kept_fp32 = model._keep_in_fp32_modules_strict or ()
+    kept_fp32 = model._keep_in_fp32_modules_strict or ()  # noqa: SLF001
     for name, parameter in model.named_parameters():
         if parameter.dtype != dtype and not any(part in name for part in kept_fp32):
             parameter.data = parameter.data.to(dtype)

@@ -48,7 +48,7 @@ class Sum:
         scaled = self.scaled(stream_is_first=stream_is_first)
         names: list[GradientOf] = ["sum"] if scaled is None else ["sum", scaled]
         _, update = self.stream_and_update(stream_is_first=stream_is_first)
-        overwritten = self.in_place and self.first is update and update._is_view()
+        overwritten = self.in_place and self.first is update and update._is_view()  # noqa: SLF001
         if (self.fused or overwritten) and "update" not in names:
             names.append("update")
         return tuple(names)

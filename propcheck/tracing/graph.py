@@ -226,7 +226,7 @@ _ORIGINAL = "_propcheck_original"
 
 def stands_for(tensor: Tensor, original: Tensor) -> None:
     """Note that ``tensor`` is ``original`` inside a unit or in another dtype; other code may read ``original`` too."""
-    setattr(tensor, _ORIGINAL, (original, tensor._version, original._version))
+    setattr(tensor, _ORIGINAL, (original, tensor._version, original._version))  # noqa: SLF001
 
 
 def outermost(tensor: Tensor) -> Tensor:
@@ -235,5 +235,5 @@ def outermost(tensor: Tensor) -> Tensor:
     if link is None:
         return tensor
     original, *versions = link
-    unchanged = versions == [tensor._version, original._version]
+    unchanged = versions == [tensor._version, original._version]  # noqa: SLF001
     return outermost(original) if unchanged else tensor

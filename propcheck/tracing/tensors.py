@@ -36,12 +36,12 @@ def is_narrow(dtype: torch.dtype) -> bool:
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor belongs to a ``torch.func`` transform: it stands for many tensors and has no value yet."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001
 
 
 def version(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place; inference tensors do not count this and give 0."""
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def channels_last(tensor: Tensor, channels: int | None) -> Tensor:

@@ -244,7 +244,7 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'scna'"):
-        propcheck.scna
+        propcheck.scna  # noqa: B018
 
 
 def test_a_shadow_says_how_far_half_precision_is_from_fp32():

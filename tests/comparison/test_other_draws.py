@@ -60,7 +60,7 @@ def uniform_in_one(bound):
 
 def test_one_weight_that_is_drawn_anew_passes_if_it_is_of_its_size_and_fails_by_its_name_if_not():
     before = uniform_in_one(0.02 * 3**0.5)
-    plain = lambda: Decoder(blocks=4, init=gpt2)
+    plain = lambda: Decoder(blocks=4, init=gpt2)  # noqa: E731
     assert gate(before, plain).passed
     found = gate(uniform_in_one(0.06), plain)
     assert failures(found) == {"gate-init", "gate-findings"}  # and PC104 holds it against its siblings

@@ -120,18 +120,18 @@ def test_placements_share_every_weight(workers):
 
 def test_the_constructor_finds_global_generators_in_the_same_state(workers):
     def build():
-        return nn.ParameterList([torch.tensor([random.random(), np.random.rand()])])
+        return nn.ParameterList([torch.tensor([random.random(), np.random.rand()])])  # noqa: NPY002
 
     first = values(build, 0, workers)
     random.seed(99)
-    np.random.seed(99)
-    expected = random.random(), np.random.rand()
+    np.random.seed(99)  # noqa: NPY002
+    expected = random.random(), np.random.rand()  # noqa: NPY002
     random.seed(99)
-    np.random.seed(99)
+    np.random.seed(99)  # noqa: NPY002
     torch.manual_seed(1)
     state = torch.get_rng_state()
     assert equal(values(lambda: torch.manual_seed(3) and build(), 0, workers), first)
-    assert (random.random(), np.random.rand()) == expected
+    assert (random.random(), np.random.rand()) == expected  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -60,8 +60,8 @@ def numpy_arrays():
 
 
 def numpy_random_numbers():
-    np.random.seed(3)
-    return parameters(a=torch.tensor(np.random.randn(5)))
+    np.random.seed(3)  # noqa: NPY002
+    return parameters(a=torch.tensor(np.random.randn(5)))  # noqa: NPY002
 
 
 OUTSIDE = torch.arange(4.0)

@@ -22,7 +22,7 @@ def with_middle(kind):
 
     def build():
         blocks = iter([Block, kind, Block])
-        return Model(block=lambda: next(blocks)())
+        return Model(block=lambda: next(blocks)())  # noqa: PLW0108 - each call is another block
 
     return build
 

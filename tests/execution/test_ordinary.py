@@ -75,7 +75,7 @@ def sparse():
 
 def numpy_and_random():
     model = random_width()
-    model.register_buffer("drawn", torch.tensor([random.random(), np.random.random()]))
+    model.register_buffer("drawn", torch.tensor([random.random(), np.random.random()]))  # noqa: NPY002
     return model
 
 
@@ -84,16 +84,16 @@ BUILDS = [random_width, branch_on_a_weight, numpy_of_a_weight, orthogonal, lazy,
 
 def reference(build, seed=0):
     start = generator_for("ordinary", seed).initial_seed()
-    saved = random.getstate(), np.random.get_state()
+    saved = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(start % (1 << 32))
-    np.random.seed(start % (1 << 32))
+    np.random.seed(start % (1 << 32))  # noqa: NPY002
     torch.manual_seed(start)
     model = build()
     with torch.no_grad():
         if build is lazy:
             model(IDS)
     random.setstate(saved[0])
-    np.random.set_state(saved[1])
+    np.random.set_state(saved[1])  # noqa: NPY002
     loss = cross_entropy(model(IDS), None)
     loss.backward()
     return model, loss.item(), {name: one.grad.double().norm().item() for name, one in model.named_parameters()}
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_while_it_is_built(monkeypatch):
     def large():
         width = int(torch.randint(5, 6, ()).item())
         for _ in range(100):
-            reached.append(nn.Linear(1 << 10, 1 << 10))
+            reached.append(nn.Linear(1 << 10, 1 << 10))  # noqa: PERF401 - 4 MiB each
         return nn.Linear(width, width)
 
     def in_use():

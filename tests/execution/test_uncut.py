@@ -201,7 +201,7 @@ class CatchesAll(SharedDict):
         for block in self.blocks:
             try:
                 x = block(x)
-            except Exception:
+            except Exception:  # noqa: BLE001
                 x = x * 1.0
         return x
 

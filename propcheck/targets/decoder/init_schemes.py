@@ -20,7 +20,7 @@ WeightKind = Literal["embedding", "head", "output", "up", "inner"]
 WITHOUT_FANS: frozenset[InitScheme] = frozenset({"normal", "gpt2", "megatron", "small", "olmo-llama"})
 
 
-def scheme_std(
+def scheme_std(  # noqa: PLR0913 - the symbols of the formulas
     scheme: InitScheme, kind: WeightKind, fan_in: int, fan_out: int, *, width: int, layers: int, std: float
 ) -> float:
     """Return the standard deviation with which a scheme draws a weight, before any truncation.

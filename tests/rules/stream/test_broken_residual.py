@@ -66,7 +66,7 @@ def test_a_block_without_any_residual_is_found():
 
 
 def test_mixers_of_different_kinds_are_alike():
-    hybrid = lambda block: ("attention" if block % 4 == 3 else "linear_attention", "mlp")
+    hybrid = lambda block: ("attention" if block % 4 == 3 else "linear_attention", "mlp")  # noqa: E731
     (finding,) = judged(stack(8, missing=[(5, "linear_attention")], kinds=hybrid))
     assert (finding.site.block, finding.site.sublayer) == (5, "linear_attention")
 
