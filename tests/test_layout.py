@@ -33,6 +33,12 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(reversed(LAYERS)) for name in names}
 # The same file name in two packages where both mean the same thing, each in its package's way.
 SHARED_NAMES = {
+    "baseline": "the file, and the making of one",
+    "decoder": "the settings of the reference decoder, and the decoder",
+    "growth": "the record, and its derivation",
+    "options": "the table of options, and its form on the command line",
+    "parameters": "the rules of parameters, and what they judge",
+    "run": "the record, and the object around it",
     "compare": "the comparison itself, its public function, and its command",
     "gate": "the verdict itself, its public function, and its command",
     "scan": "the public function and its command",

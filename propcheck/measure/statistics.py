@@ -151,7 +151,7 @@ class AdditionStatistics:
     token_correlation: Tensor
 
 
-def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> AdditionStatistics:
+def addition_statistics(stream: Tensor, update: Tensor, total: Tensor) -> AdditionStatistics:  # noqa: PLR0914 - one local per statistic
     """Measure one residual addition.
 
     Parameters

@@ -24,7 +24,7 @@ def l2_normalize(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + L2_EPS)
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, *, chunk: int) -> Tensor:
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, *, chunk: int) -> Tensor:  # noqa: PLR0913, PLR0914 - the symbols of the equations
     """Gated delta rule, computed chunk by chunk (arXiv 2412.06464).
 
     Token by token, with a state S [key_width, value_width] that is zero before the first token:
