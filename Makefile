@@ -39,12 +39,12 @@ wheel: .venv/.installed-dev
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
-	$(PIP) install 'pip>=25.1,<26.2'
 
 .venv/.installed: .venv/pyvenv.cfg $(PROJECT)
 	$(PIP) install -c constraints.txt -e .
 	touch $@
 
 .venv/.installed-dev: .venv/pyvenv.cfg $(PROJECT)
+	$(PIP) install 'pip>=25.1,<26.2'  # the first with --group
 	$(PIP) install -c constraints.txt -e '.[hf]' --group dev
 	touch $@

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STEPS = re.findall(
-    r"<!-- (new file|in) ?:? ?([\w/.]+)(?:, replace: (.*?))? -->\n```python\n(.*?)```",
+    r"<!-- (new file|in) ?:? ?([\w/.]+)(?:, replace: (.*?))? -->\n```(?:python|text)\n(.*?)```",
     (ROOT / "CONTRIBUTING.md").read_text(),
     re.DOTALL,
 )

@@ -118,4 +118,5 @@ def test_no_public_class_name_occurs_twice():
     for path in modules().values():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         classes.update(node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
-    assert not {name for name, count in classes.items() if count > 1}
+    # `propcheck.Run` wraps the record, with DataFrames and files.
+    assert {name for name, count in classes.items() if count > 1} <= {"Run"}

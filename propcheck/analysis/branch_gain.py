@@ -36,7 +36,7 @@ _MIN_NEAR = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
+class AdditionGain:
     """One residual addition of one seed.
 
     Attributes
@@ -98,14 +98,14 @@ class Addition:
             return None
         return sum(update for update in updates if update is not None) / unit
 
-    def sent_back(self, before: Addition | None) -> float | None:
+    def sent_back(self, before: AdditionGain | None) -> float | None:
         """Return the measured b, or None; ``before`` is the addition whose sum this one continues."""
         entering = self._entering(before)
         if self.stream is None or not self.gradient or entering is None or not (unit := self.unit(self.stream)):
             return None
         return (entering / self.gradient - self.factor) * self.stream / self.factor / unit
 
-    def passed(self, after: Addition | None) -> float | None:
+    def passed(self, after: AdditionGain | None) -> float | None:
         """Return the measured gradient factor of the norm after the addition, squared, relative to gain^2 / S; None if unknown.
 
         It is 1 if all tokens have the same size.
@@ -115,7 +115,7 @@ class Addition:
         total, entering = square(self.rows[0].sum_rms), square(after.rows[0].grad_stream_norm)
         return self.gradient * total / (self.behind * entering) if self.gradient and total and entering else None
 
-    def _entering(self, before: Addition | None) -> float | None:
+    def _entering(self, before: AdditionGain | None) -> float | None:
         """Return the squared gradient of the stream over all paths; for a copy, derived from that of the sum before."""
         if not self.copied:
             return square(self.rows[0].grad_stream_norm)
@@ -127,7 +127,7 @@ class Addition:
         return None if total is None else before.gradient * total / before.behind
 
 
-def chain_of(run: Run, stream: Profile, seed: int) -> list[Addition]:
+def chain_of(run: Run, stream: Profile, seed: int) -> list[AdditionGain]:
     """Return the additions of one stream of one seed in order."""
     norms = [norm for norm in run.norms if norm.seed == seed and norm.site is not None]
     written = {norm.site: _output_square(norm) for norm in norms if norm.place == "written" and norm.site is not None}
@@ -139,18 +139,18 @@ def chain_of(run: Run, stream: Profile, seed: int) -> list[Addition]:
     stds_of_kind: dict[tuple[Hashable, ...], list[float]] = {}
     for rows, kind in zip(groups, kinds, strict=True):
         stds_of_kind.setdefault(kind, []).extend(stds[row.site] for row in rows if row.site in stds)
-    chain: list[Addition] = []
+    chain: list[AdditionGain] = []
     for rows, kind in zip(groups, kinds, strict=True):
         gain, std = _mean(rows, written), _mean(rows, stds)
         median = statistics.median(stds_of_kind[kind]) if stds_of_kind[kind] else None
         if gain is None:
             gain = (std / median) ** 2 if std is not None and median else 1.0
         behind = following.get(rows[-1].site, 1.0) if rows[0].placement in NORM_ON_STREAM else None
-        chain.append(Addition(rows, kind, gain, 1.0, behind))
+        chain.append(AdditionGain(rows, kind, gain, 1.0, behind))
     return _with_factors(chain)
 
 
-def _with_factors(chain: list[Addition]) -> list[Addition]:
+def _with_factors(chain: list[AdditionGain]) -> list[AdditionGain]:
     """Infer the factor on the stream: the median of all additions that may have one, except those nearer to none."""
     ratios: list[float | None] = [None] * len(chain)
     for index, (before, addition) in enumerate(itertools.pairwise(chain), 1):
@@ -168,7 +168,7 @@ def _with_factors(chain: list[Addition]) -> list[Addition]:
     ]
 
 
-def typical(chain: Sequence[Addition], values: Sequence[float | None]) -> list[float | None]:
+def typical(chain: Sequence[AdditionGain], values: Sequence[float | None]) -> list[float | None]:
     """Return the typical gain of each addition: the trimmed mean of the measured gains of its kind.
 
     For sublayers that mix tokens the mean is over the nearest ones. They pass on what tokens have in common, and tokens become
@@ -200,7 +200,7 @@ def square(value: float | None) -> float | None:
     return value * value if value is not None and math.isfinite(value * value) else None
 
 
-def _may_scale(addition: Addition) -> bool:
+def _may_scale(addition: AdditionGain) -> bool:
     """Return whether the addition may have a factor on the stream."""
     return addition.rows[0].placement in NORM_ON_STREAM - {"post"}
 

@@ -24,7 +24,7 @@ from propcheck.analysis.profile import NORM_ON_STREAM, streams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.analysis.branch_gain import Addition
+    from propcheck.analysis.branch_gain import AdditionGain
     from propcheck.records import Run, SiteRecord
 
 # b / f at initialisation. A gated product (SwiGLU) has two paths of equal weight: 2.01 to 2.07 computed for pre-activations of
@@ -84,7 +84,7 @@ def predict(run: Run) -> tuple[SiteRecord, ...]:
     )
 
 
-def _unpredictable(addition: Addition, before: Addition | None) -> bool:
+def _unpredictable(addition: AdditionGain, before: AdditionGain | None) -> bool:
     """Return whether other additions say nothing about this one, so that its own values are used and none is predicted.
 
     Without a norm anywhere the size of an update may follow any power of the stream's. Where a stream begins, so may that of a
@@ -96,11 +96,11 @@ def _unpredictable(addition: Addition, before: Addition | None) -> bool:
     return begins or placement is None or placement == "none"
 
 
-def _forward(chain: Sequence[Addition]) -> list[_Level | None]:
+def _forward(chain: Sequence[AdditionGain]) -> list[_Level | None]:
     """Predict S along a stream."""
     measured = [addition.added() for addition in chain]
     levels: list[_Level | None] = []
-    before: Addition | None = None
+    before: AdditionGain | None = None
     stream: float | None = None
     for addition, own_gain, typical_gain in zip(chain, measured, typical(chain, measured), strict=True):
         if before is None or before.width != addition.width:
@@ -117,14 +117,14 @@ def _forward(chain: Sequence[Addition]) -> list[_Level | None]:
     return levels
 
 
-def _backward(chain: Sequence[Addition], levels: Sequence[_Level | None]) -> list[float | None]:
+def _backward(chain: Sequence[AdditionGain], levels: Sequence[_Level | None]) -> list[float | None]:
     """Predict the gradient norm of the stream at each addition of a stream."""
     befores = [None, *chain[:-1]]
     measured = [addition.sent_back(before) for addition, before in zip(chain, befores, strict=True)]
     gains = typical(chain, measured)
     passed = typical(chain, [addition.passed(after) for addition, after in zip(chain, [*chain[1:], None], strict=True)])
     predictions: list[float | None] = []
-    after: Addition | None = None  # the nearest later addition with a gradient
+    after: AdditionGain | None = None  # the nearest later addition with a gradient
     gradient: float | None = None  # squared gradient of the sum
     for index, addition in reversed(list(enumerate(chain))):
         before, level = befores[index], levels[index]
@@ -143,7 +143,7 @@ def _backward(chain: Sequence[Addition], levels: Sequence[_Level | None]) -> lis
     return predictions[::-1]
 
 
-def _through_norm(gradient: float, addition: Addition, level: _Level | None, passed: float | None) -> float | None:
+def _through_norm(gradient: float, addition: AdditionGain, level: _Level | None, passed: float | None) -> float | None:
     """Return the squared gradient before the norm on the stream that follows an addition, if there is one."""
     if addition.behind is None:
         return gradient
@@ -151,7 +151,7 @@ def _through_norm(gradient: float, addition: Addition, level: _Level | None, pas
     return gradient / level.total if level is not None and level.total else None
 
 
-def _through_branch(gradient: float | None, addition: Addition, level: _Level | None, gain: float | None) -> float | None:
+def _through_branch(gradient: float | None, addition: AdditionGain, level: _Level | None, gain: float | None) -> float | None:
     """Return the squared gradient of the stream that enters an addition."""
     if level is None or not level.stream or gain is None or gradient is None:
         return None

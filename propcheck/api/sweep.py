@@ -21,7 +21,7 @@ from propcheck.api.requests import scan_request
 from propcheck.api.run import as_text
 from propcheck.api.run_directory import RunDirectory, check_writable
 from propcheck.api.scan import judge, measure_and_judge
-from propcheck.comparison import sweep as records
+from propcheck.comparison import sweep as sweep_records
 from propcheck.config.fingerprint import config_hash
 from propcheck.config.grid import axes, grid
 from propcheck.config.pyproject import read_settings
@@ -44,15 +44,15 @@ class Sweep:
 
     Attributes
     ----------
-    record : propcheck.comparison.sweep.Sweep
+    record : propcheck.comparison.sweep.SweepResult
         Everything, as plain records.
     """
 
-    def __init__(self, record: records.Sweep) -> None:
+    def __init__(self, record: sweep_records.SweepResult) -> None:
         self.record = record
 
     @property
-    def cells(self) -> tuple[records.Outcome, ...]:
+    def cells(self) -> tuple[sweep_records.Outcome, ...]:
         """The cells in order, each with ``cell.labels``, ``status``, ``run`` and ``reason``."""
         return self.record.outcomes
 
@@ -180,7 +180,7 @@ def _is_unknown_key(error: PropcheckError) -> bool:
 def run_sweep(
     request: SweepRequest,
     directory: RunDirectory | None,
-    report: Callable[[records.Outcome], None] | None = None,
+    report: Callable[[sweep_records.Outcome], None] | None = None,
     *,
     debug: bool = False,
 ) -> Sweep:
@@ -200,38 +200,38 @@ def run_sweep(
     if directory is not None:
         check_writable(directory.path)
         (directory.path / "sweep.png").unlink(missing_ok=True)  # it may show other cells
-    outcomes: list[records.Outcome] = []
+    outcomes: list[sweep_records.Outcome] = []
     for planned in request.cells:
         outcomes.append(_try_cell(planned, directory, resume=not request.is_in_process, debug=debug))
         if report is not None:
             report(outcomes[-1])
     path = None if directory is None else directory.path
-    result = Sweep(records.Sweep(request.target, path, request.axes, tuple(outcomes)))
+    result = Sweep(sweep_records.SweepResult(request.target, path, request.axes, tuple(outcomes)))
     if directory is not None and directory.plots:
         result.plot(directory.path / "sweep.png")
     return result
 
 
-def _try_cell(planned: PlannedCell, directory: RunDirectory | None, *, resume: bool, debug: bool) -> records.Outcome:
+def _try_cell(planned: PlannedCell, directory: RunDirectory | None, *, resume: bool, debug: bool) -> sweep_records.Outcome:
     place = None if directory is None else RunDirectory(directory.path / planned.cell.name, directory.plots)
     try:
         return _scan_cell(planned, place, resume=resume)
     except Exception as error:  # noqa: BLE001 - a scan that fails must not end the others
         if debug:
             traceback.print_exc()
-        return records.Outcome(planned.cell, "failed", None, _reason(error))
+        return sweep_records.Outcome(planned.cell, "failed", None, _reason(error))
 
 
-def _scan_cell(planned: PlannedCell, place: RunDirectory | None, *, resume: bool) -> records.Outcome:
+def _scan_cell(planned: PlannedCell, place: RunDirectory | None, *, resume: bool) -> sweep_records.Outcome:
     request = planned.request
     if request is not None and place is not None and resume and (done := _finished_run(request, place.path)) is not None:
-        return records.Outcome(planned.cell, "skipped", _judge_again(done, request, place))
+        return sweep_records.Outcome(planned.cell, "skipped", _judge_again(done, request, place))
     if place is not None:
         _discard_run(place.path)
     if request is None:
-        return records.Outcome(planned.cell, "failed", None, planned.refusal)
+        return sweep_records.Outcome(planned.cell, "failed", None, planned.refusal)
     run = measure_and_judge(request)
-    return records.Outcome(planned.cell, "scanned", run if place is None else place.write(run))
+    return sweep_records.Outcome(planned.cell, "scanned", run if place is None else place.write(run))
 
 
 def _discard_run(directory: Path) -> None:

@@ -23,7 +23,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepResult:
     """All cells of a sweep; ``directory`` holds their runs, if they were written."""
 
     target: str

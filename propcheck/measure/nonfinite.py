@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from propcheck.measure.nonfinite_gradients import GradientSearch, Step
-from propcheck.measure.nonfinite_operands import Operands, Overwritten, Source, changed_in_place, masked_rows, read_operands
+from propcheck.measure.nonfinite_operands import (
+    Operands,
+    OperandSource,
+    Overwritten,
+    changed_in_place,
+    masked_rows,
+    read_operands,
+)
 from propcheck.measure.nonfinite_values import Content, content_of, is_finite, spoilt_tokens
 from propcheck.records import Origin
 from propcheck.tracing.events import Listener
@@ -61,11 +68,11 @@ class NonfiniteSearch(Listener):
         self._additions, self._gradients, self._shape = additions, gradients, shape
         self._paths = {block: path for path, block in blocks.items()}
         # By address, which no other storage has while the reference exists.
-        self._sources: dict[int, tuple[StorageWeakRef, Source]] = {}
+        self._sources: dict[int, tuple[StorageWeakRef, OperandSource]] = {}
         self._overwritten = Overwritten(None, None)  # by the function that runs
         self._orders = 0
-        self._sums: dict[Addition, Source | None] = {}  # additions whose result is not finite
-        self._source_of_loss: Source | None = None
+        self._sums: dict[Addition, OperandSource | None] = {}  # additions whose result is not finite
+        self._source_of_loss: OperandSource | None = None
         self._loss_is_finite = True
 
     @property
@@ -121,7 +128,7 @@ class NonfiniteSearch(Listener):
                     for tensor in results:
                         self._gradients.watch(tensor, step)
 
-    def _look_at(self, call: FunctionCall, results: Sequence[Tensor]) -> Source | None:
+    def _look_at(self, call: FunctionCall, results: Sequence[Tensor]) -> OperandSource | None:
         """Return the source of what is not finite in the results, and remember it."""
         nonfinite = [tensor for tensor in results if not is_finite(tensor)]
         source = self._source(call, nonfinite) if nonfinite else None
@@ -135,7 +142,7 @@ class NonfiniteSearch(Listener):
                 self._sums.setdefault(addition, source)
         return source
 
-    def _source(self, call: FunctionCall, results: Sequence[Tensor]) -> Source | None:
+    def _source(self, call: FunctionCall, results: Sequence[Tensor]) -> OperandSource | None:
         """Return the source of results that are not finite: this function, or an earlier one; None if neither."""
         operands = read_operands(call, self._overwritten, self._source_in)
         if operands is None:
@@ -147,7 +154,7 @@ class NonfiniteSearch(Listener):
             return self._source_of_infinity(call, operands, contents, results[0])
         return operands.earliest
 
-    def _source_of_nan(self, call: FunctionCall, operands: Operands, result: Tensor) -> Source | None:
+    def _source_of_nan(self, call: FunctionCall, operands: Operands, result: Tensor) -> OperandSource | None:
         """Return the source of a NaN that is in no operand."""
         earliest = operands.earliest
         if any(map(math.isnan, operands.nonfinite_numbers)):
@@ -164,7 +171,7 @@ class NonfiniteSearch(Listener):
 
     def _source_of_infinity(
         self, call: FunctionCall, operands: Operands, results: Sequence[Content], result: Tensor
-    ) -> Source | None:
+    ) -> OperandSource | None:
         """Return the source of an infinity."""
         positive = any(content.plus for content in results)
         exponential_overflows = (
@@ -180,7 +187,7 @@ class NonfiniteSearch(Listener):
 
     def _new_source(
         self, value: Literal["NaN", "infinity"], call: FunctionCall, words: str, result: Tensor, *, may_be_mask: bool = False
-    ) -> Source:
+    ) -> OperandSource:
         module, block = self._place(call)
         spoilt = spoilt_tokens(result, self._shape, value, rows=call.name in SOFTMAXES)
         self._orders += 1
@@ -196,9 +203,9 @@ class NonfiniteSearch(Listener):
             spoilt.affected,
             spoilt.positions,
         )
-        return Source(self._orders, origin, may_be_mask)
+        return OperandSource(self._orders, origin, may_be_mask)
 
-    def _source_in(self, tensor: Tensor) -> Source | None:
+    def _source_in(self, tensor: Tensor) -> OperandSource | None:
         """Return the source of the values in a tensor's memory."""
         if tensor.layout != torch.strided:
             return None
@@ -215,7 +222,7 @@ def _is_ignored(call: FunctionCall) -> bool:
     return call.name in _IGNORED or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001
 
 
-def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: Source | None) -> str:
+def _forward_note(call: FunctionCall, results: Sequence[Tensor], source: OperandSource | None) -> str:
     """Describe what the forward pass showed at a function whose backward makes a gradient that is not finite."""
     if source is not None:
         return f"; the forward pass already has {source.origin.value} there, first made by {_maker(source.origin)}"

@@ -25,7 +25,7 @@ _QUOTIENTS = DIVISIONS | {"pow", "pow_"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class OperandSource:
     """The operation that made values that are not finite; ``order`` numbers these."""
 
     order: int
@@ -60,7 +60,7 @@ class Operands:
     contents: Sequence[Content]
     nonfinite_numbers: Sequence[float]
     numbers: Sequence[float]
-    earliest: Source | None
+    earliest: OperandSource | None
 
     @property
     def has_nan(self) -> bool:
@@ -80,7 +80,7 @@ class Operands:
 
 
 def read_operands(
-    call: FunctionCall, overwritten: Overwritten, source_in: Callable[[Tensor], Source | None]
+    call: FunctionCall, overwritten: Overwritten, source_in: Callable[[Tensor], OperandSource | None]
 ) -> Operands | None:
     """Return what a function read, None if it has no tensor; ``source_in`` returns the source of the values in a tensor."""
     leaves = tree_leaves((call.args, {key: value for key, value in call.kwargs.items() if key != "out"}))

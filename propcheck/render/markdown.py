@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from propcheck.analysis.profile import profile
 from propcheck.formatting import count
 from propcheck.render.summary import finding_counts, summary_lines, title
-from propcheck.render.terminal.columns import block_columns, one_line_names
 from propcheck.render.terminal.seed_spread import Spread
+from propcheck.render.terminal.table_columns import block_columns, one_line_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from propcheck.analysis.profile import Profile
     from propcheck.records import Finding, Place, Run
-    from propcheck.render.terminal.columns import TableColumn
+    from propcheck.render.terminal.table_columns import TableColumn
 
 # Bytes. GitHub accepts 1 MiB per step for its summary and drops a larger one ("Isolation and limits for job summaries" in its
 # page on workflow commands); the rest is left for what else the step writes.

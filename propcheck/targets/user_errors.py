@@ -62,7 +62,7 @@ def _is_target(frame: traceback.FrameSummary) -> bool:
 
 def _calls_target(frame: traceback.FrameSummary) -> bool:
     """Return whether a line of propcheck only forwards a call: to the model, an intercepted function or the backward pass."""
-    return any(mark in (frame.line or "") for mark in ("(*args", "(**args", ".backward(", "exec_module"))
+    return any(mark in (frame.line or "") for mark in ("(*args", "(**args", "(*self.args", ".backward(", "exec_module"))
 
 
 def display_path(filename: str) -> str:

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from propcheck.comparison.document import comparison_document, gate_document
 
 import propcheck
 from propcheck.api.options import SCAN_OPTIONS
 from propcheck.cli.app import run
-from propcheck.records.document import dumps
 from propcheck.records.store import read_run
+from propcheck.render.comparison_json import comparison_to_json, gate_to_json
 from propcheck.render.json import to_json
 from propcheck.render.terminal.sweep_table import sweep_json
 from propcheck.testing import assert_healthy
@@ -85,7 +84,7 @@ def test_a_scan(typed, defaults):
     stored = read_run(Path("reports/small"))
     assert (result.record.config_hash, result.record.settings) == (stored.config_hash, stored.settings)
     assert result.notes == stored.notes
-    assert any(note.startswith("As tiny, ") for note in result.notes)
+    assert any(note.startswith("Same settings as tiny, except ") for note in result.notes)
     assert document["run"]["seeds"] == ([3, 4] if defaults else [0])
     severities = {finding["rule"]: finding["severity"] for finding in document["findings"]}
     assert severities["PC205"] == ("error" if defaults else "warning")
@@ -103,7 +102,7 @@ def test_a_family_of_rules_is_selected(typed):
 def test_a_comparison(typed):
     _, document = typed("compare", "small.toml", "wide.toml", "--tokens", "9")
     result = propcheck.compare("small.toml", "wide.toml", tokens=9)
-    assert called(dumps(comparison_document(result.record))) == document
+    assert called(comparison_to_json(result.record)) == document
 
 
 def test_a_gate(typed, defaults):
@@ -115,7 +114,7 @@ def test_a_gate(typed, defaults):
     ):
         status, document = typed("gate", target, "--baseline", "small.parquet", *arguments)
         result = propcheck.gate(target, "small.parquet", **options)
-        assert called(dumps(gate_document(result.record))) == document
+        assert called(gate_to_json(result.record)) == document
         assert status == int(not result.passed)
         assert document["tolerance"] == (0.1 if defaults else 0.05)
 

@@ -106,7 +106,7 @@ def test_an_error_names_its_rule_and_its_place():
     with pytest.raises(AssertionError) as failed:
         assert_healthy(broken, tokens=8)
     text = str(failed.value)
-    assert text.startswith("test_testing:broken: ")
+    assert text.startswith(f"{__name__}:broken: ")
     assert " at or above error\n\nerror PC101 non-finite-parameter\n" in text
     assert "blocks.1.inner.weight" in text
 
@@ -230,7 +230,11 @@ def test_pytest_shows_the_line_of_the_test_and_the_table_alone(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}", "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={
+            "PYTHONPATH": f"{Path(__file__).parents[1] / 'support'}:{Path(__file__).parents[2]}",
+            "PATH": "",
+            "OMP_NUM_THREADS": "1",
+        },
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "testing.py" not in done.stdout

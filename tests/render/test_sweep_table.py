@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from synthetic import additive, factors, run_of
 
-from propcheck.comparison.sweep import Outcome, Sweep
+from propcheck.comparison.sweep import Outcome, SweepResult
 from propcheck.config.grid import grid, read_axes
 from propcheck.records import Finding
 from propcheck.render.terminal.sweep_table import print_sweep, summary, sweep_json, sweep_markdown
@@ -31,7 +31,7 @@ def sweep(*vary, runs):
         Outcome(cell, status, None, run) if status == "failed" else Outcome(cell, status, run)
         for cell, (status, run) in zip(grid(axes), runs, strict=True)
     ]
-    return Sweep("small", Path("reports/small-sweep"), axes, tuple(outcomes))
+    return SweepResult("small", Path("reports/small-sweep"), axes, tuple(outcomes))
 
 
 GROWS = run_of(factors(8, forward=1.5, backward=2.0), findings=FINDINGS, loss=7.0)

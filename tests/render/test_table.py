@@ -12,8 +12,8 @@ from propcheck import rules
 from propcheck.formatting import count, number, places
 from propcheck.records import LossInfo
 from propcheck.render.summary import summary_lines
-from propcheck.render.terminal.columns import TableColumn
 from propcheck.render.terminal.run_table import print_columns, print_run
+from propcheck.render.terminal.table_columns import TableColumn
 
 
 def text_of(run, width=80, detail="block", **options):

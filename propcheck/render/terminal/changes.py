@@ -9,7 +9,7 @@ from propcheck.analysis.growth import factor
 from propcheck.analysis.profile import log_ratio, safe_exp
 from propcheck.comparison.quantities import QUANTITIES
 from propcheck.formatting import number, percent, times
-from propcheck.render.terminal.columns import TableColumn, columns_from_rows
+from propcheck.render.terminal.table_columns import TableColumn, columns_from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

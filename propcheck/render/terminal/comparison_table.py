@@ -16,8 +16,8 @@ from propcheck.formatting import count, number
 from propcheck.render import markdown
 from propcheck.render.summary import title
 from propcheck.render.terminal.changes import change_columns, law, ratio_of
-from propcheck.render.terminal.columns import TableColumn, columns_from_rows, heading_of
 from propcheck.render.terminal.run_table import print_columns, print_lines
+from propcheck.render.terminal.table_columns import TableColumn, columns_from_rows, heading_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from propcheck.comparison.gate import GateResult
     from propcheck.records import Finding
-    from propcheck.render.terminal.columns import TableColumn
+    from propcheck.render.terminal.table_columns import TableColumn
 
 
 def print_gate(gate: GateResult, console: Console) -> None:

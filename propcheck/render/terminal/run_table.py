@@ -13,8 +13,8 @@ from rich.text import Text
 
 from propcheck.analysis.profile import profile
 from propcheck.render.summary import summary_lines, title
-from propcheck.render.terminal.columns import block_columns, one_line_names, site_columns
 from propcheck.render.terminal.seed_spread import Spread
+from propcheck.render.terminal.table_columns import block_columns, one_line_names, site_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from propcheck.records import Finding, Run, Severity
-    from propcheck.render.terminal.columns import TableColumn
+    from propcheck.render.terminal.table_columns import TableColumn
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold magenta", "note": "bold"}
 # Characters between columns: two if every column fits, else one.

@@ -15,15 +15,15 @@ from propcheck.records import SCHEMA_VERSION, SEVERITIES
 from propcheck.records.document import dumps, run_document
 from propcheck.render.markdown import bullets, columns_table, escape, page
 from propcheck.render.summary import finding_counts
-from propcheck.render.terminal.columns import TableColumn
 from propcheck.render.terminal.run_table import print_columns, print_lines
+from propcheck.render.terminal.table_columns import TableColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from propcheck.comparison.sweep import Outcome, Sweep
+    from propcheck.comparison.sweep import Outcome, SweepResult
     from propcheck.records import Finding, Run
 
 _SHOWN_RULES = 2  # rules of a cell that are named
@@ -75,7 +75,7 @@ def summary(run: Run) -> Summary:
     )
 
 
-def print_sweep(sweep: Sweep, console: Console) -> None:
+def print_sweep(sweep: SweepResult, console: Console) -> None:
     """Print one row per cell, then the reasons of failed cells and a summary; the console's width decides which columns fit."""
     print_lines([_title(sweep)], console)
     print_columns(_columns(sweep), console)
@@ -86,7 +86,7 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     print_lines(_sentences(sweep), console)
 
 
-def sweep_markdown(sweep: Sweep) -> str:
+def sweep_markdown(sweep: SweepResult) -> str:
     """Write a sweep as Markdown that fits a job summary."""
     failed = [
         f"- **failed** {escape(', '.join(outcome.cell.labels))}: {escape(outcome.reason or '')}" for outcome in _failed(sweep)
@@ -95,7 +95,7 @@ def sweep_markdown(sweep: Sweep) -> str:
     return page(head, failed, [bullets(_sentences(sweep))])
 
 
-def sweep_json(sweep: Sweep) -> str:
+def sweep_json(sweep: SweepResult) -> str:
     """Write a sweep as one strict JSON document; each run as in the JSON of a scan, without its rows."""
     return dumps(
         {
@@ -110,7 +110,7 @@ def sweep_json(sweep: Sweep) -> str:
     )
 
 
-def _cell(sweep: Sweep, outcome: Outcome) -> dict[str, Any]:
+def _cell(sweep: SweepResult, outcome: Outcome) -> dict[str, Any]:
     run = outcome.run
     document = {} if run is None else run_document(with_growth(run))
     return {
@@ -126,12 +126,12 @@ def _cell(sweep: Sweep, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _title(sweep: Sweep) -> str:
+def _title(sweep: SweepResult) -> str:
     varied = " x ".join(f"{count(len(axis.values), 'value')} of {axis.key}" for axis in sweep.axes)
     return f"{sweep.target}: {varied}, {count(len(sweep.outcomes), 'cell')}"
 
 
-def _columns(sweep: Sweep) -> list[TableColumn]:
+def _columns(sweep: SweepResult) -> list[TableColumn]:
     runs = [outcome.run for outcome in sweep.outcomes]
     summaries = [None if run is None else summary(run) for run in runs]
 
@@ -169,11 +169,11 @@ def _rules(findings: Sequence[Finding]) -> str:
     return " ".join([*rules[:_SHOWN_RULES], *more]) or "-"
 
 
-def _failed(sweep: Sweep) -> list[Outcome]:
+def _failed(sweep: SweepResult) -> list[Outcome]:
     return [outcome for outcome in sweep.outcomes if outcome.status == "failed"]
 
 
-def _sentences(sweep: Sweep) -> list[str]:
+def _sentences(sweep: SweepResult) -> list[str]:
     words = {"scanned": "scanned", "skipped": "up to date", "failed": "failed"}
     statuses = (f"{sum(outcome.status == status for outcome in sweep.outcomes)} {word}" for status, word in words.items())
     runs = [outcome.run for outcome in sweep.outcomes if outcome.run is not None]

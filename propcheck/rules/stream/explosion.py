@@ -49,7 +49,7 @@ RULE = Rule(
 
 
 @RULE.checked_by
-def check(profile: Profile, _run: Run, threshold: float) -> list[Hit]:
+def check(profile: Profile, run: Run, threshold: float) -> list[Hit]:
     """Judge the average growth of the stream per block."""
     steps, units, noun = stream_steps(profile), len(profile.units), profile.noun
     trend = compounding(steps, units, rising=True)
@@ -57,6 +57,8 @@ def check(profile: Profile, _run: Run, threshold: float) -> list[Hit]:
         return []
     steepest = profile.units[max(trend.kept, key=lambda j: steps[j])][-1]
     healthy = _ADDITIVE ** (1 / units)
+    # A doubled stream grows between the sites, so no kind of sublayer has a share in it.
+    origin = "" if run.doublings else main_sublayer(profile, trend)
     return [
         Hit(
             sites=judged_sites(profile, trend),
@@ -67,7 +69,7 @@ def check(profile: Profile, _run: Run, threshold: float) -> list[Hit]:
             message=f"The stream grows x{number(trend.factor)} per {noun} over {judged_blocks(profile, trend)}, which "
             f"compounds to x{number(trend.compounded)} over {count(units, noun)}. With updates of equal size it would grow "
             f"about x{number(healthy)} per {noun}, x{number(_ADDITIVE)} in "
-            f"all.{growth_law(stream_growth(profile), 'grows', noun)}{main_sublayer(profile, trend)}",
+            f"all.{growth_law(stream_growth(profile), 'grows', noun)}{origin}",
             severity="error" if trend.compounded > threshold**2 else "warning",
         )
     ]

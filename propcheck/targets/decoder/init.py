@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from propcheck.targets.decoder.deltanet import GatedDeltaNet
 from propcheck.targets.decoder.init_schemes import scheme_std
 from propcheck.targets.decoder.normalization import RMSNorm
-from propcheck.targets.decoder.residual import Update, deepnorm_beta, sub_ln_gain
+from propcheck.targets.decoder.residual import UpdateScale, deepnorm_beta, sub_ln_gain
 
 if TYPE_CHECKING:
     from propcheck.config.decoder import DecoderConfig
@@ -98,7 +98,7 @@ def initialise(model: nn.Module, config: DecoderConfig) -> None:
             case nn.Conv1d():
                 taps = module.kernel_size[0]
                 draw(module.weight, weight_std(name, taps, taps, config), truncated=truncated)
-            case RMSNorm() | nn.LayerNorm() | GatedDeltaNet() | Update():
+            case RMSNorm() | nn.LayerNorm() | GatedDeltaNet() | UpdateScale():
                 module.reset_parameters()
 
 

@@ -14,7 +14,7 @@ from propcheck.targets.decoder.deltanet import GatedDeltaNet
 from propcheck.targets.decoder.ffn import FeedForward
 from propcheck.targets.decoder.init import initialise, keep_in_fp32
 from propcheck.targets.decoder.normalization import make_norm
-from propcheck.targets.decoder.residual import FINAL_NORM, Sublayer, Update, add_update, equation
+from propcheck.targets.decoder.residual import FINAL_NORM, Sublayer, UpdateScale, add_update, equation
 from propcheck.targets.decoder.softmax_attention import Attention
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Block(nn.Module):
         self.mixer_output_norm = make_norm(model.width, model.norm) if self.mixer_equation in with_output_norm else None
         self.ffn_norm = make_norm(model.width, model.norm) if self.ffn_equation != "none" else None
         self.ffn_output_norm = make_norm(model.width, model.norm) if self.ffn_equation in with_output_norm else None
-        self.mixer_update = Update(model.width, model.layers, residual, model.dropout)
-        self.ffn_update = Update(model.width, model.layers, residual, model.dropout)
+        self.mixer_update = UpdateScale(model.width, model.layers, residual, model.dropout)
+        self.ffn_update = UpdateScale(model.width, model.layers, residual, model.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add both updates to the stream ``x`` [batch, tokens, width]."""

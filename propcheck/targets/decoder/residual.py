@@ -127,7 +127,7 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-class Update(nn.Module):
+class UpdateScale(nn.Module):
     """Residual scale and dropout of one sublayer's update.
 
     - ``plain``: 1.

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from propcheck.config.decoder import DecoderConfig
 from propcheck.targets.decoder.model import Decoder
-from propcheck.targets.decoder.residual import Update, deepnorm_alpha, deepnorm_beta, equation, sub_ln_gain
+from propcheck.targets.decoder.residual import UpdateScale, deepnorm_alpha, deepnorm_beta, equation, sub_ln_gain
 
 PLACEMENTS = ["pre", "post", "sandwich", "reordered", "deepnorm", "sub-ln", "lns", "mix-ln", "keel", "none"]
 SCALES = ["plain", "rezero", "layerscale", "depth"]
@@ -104,15 +104,15 @@ def test_logits_follow_the_equation(placement, scale):
 
 
 def test_complete_p_divides_by_the_number_of_sublayers():
-    update = Update(3, 2, tiny("pre", "depth", depth_power=1.0).config.residual, 0.0)
+    update = UpdateScale(3, 2, tiny("pre", "depth", depth_power=1.0).config.residual, 0.0)
     assert update(torch.ones(1, 1, 3)).tolist() == [[[0.25, 0.25, 0.25]]]
 
 
 def test_first_values_of_the_learned_scales():
     config = tiny("pre", "layerscale", layerscale=1e-4).config.residual
-    assert torch.equal(Update(3, 2, config, 0.0).scale, torch.full((3,), 1e-4))
+    assert torch.equal(UpdateScale(3, 2, config, 0.0).scale, torch.full((3,), 1e-4))
     config = tiny("pre", "rezero").config.residual
-    assert Update(3, 2, config, 0.0).scale.tolist() == [0.0]
+    assert UpdateScale(3, 2, config, 0.0).scale.tolist() == [0.0]
 
 
 def test_deepnorm_constants_of_64_layers_are_the_published_ones():
