@@ -68,6 +68,6 @@ def chosen(select: Collection[str] = (), ignore: Collection[str] = ()) -> list[R
 
 def _ids(name: str) -> set[str]:
     """Expand a family to the ids of its rules, and a name to its id."""
-    family = name.upper() if re.fullmatch(r"pc\d", name, re.IGNORECASE) else None
+    family = name.upper() if re.fullmatch(r"pc\d\d?", name, re.IGNORECASE) else None
     members = {rule.id for rule in ALL if family and rule.id.startswith(family)}
     return members or {find(name).id}

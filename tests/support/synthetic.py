@@ -195,3 +195,13 @@ def norm(at, name="input_norm", *, place="read", gain=1.0, seed=0, number=None, 
     }
     number = 2 * at if number is None else number
     return NormRecord(seed=seed, norm=number, place=place, module=module, gain=gain, **fields)
+
+
+def judging(*rules, blocks=4):
+    """Return a function that judges a run of some parameters and norms by ``rules`` alone."""
+
+    def judged(*parameters, sites=None, norms=(), loss=None, **changes):
+        run = run_of(additive(blocks) if sites is None else sites, parameters, norms=tuple(norms), **changes)
+        return judge(run if loss is None else dataclasses.replace(run, loss=loss), select=rules)
+
+    return judged

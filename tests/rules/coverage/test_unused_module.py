@@ -1,14 +1,11 @@
 """PC501: modules and parameters that the forward pass did not use."""
 
 from mixtures import mixture
-from synthetic import additive, parameter, run_of
+from synthetic import judging, parameter
 
 from propcheck.records import Place
-from propcheck.rules import judge
 
-
-def judged(*parameters):
-    return judge(run_of(additive(2), parameters), select=["PC501"])
+judged = judging("PC501", blocks=2)
 
 
 def layer(block, name, **changes):

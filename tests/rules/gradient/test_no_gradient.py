@@ -1,14 +1,11 @@
 """PC304: trainable parameters without a path to the loss."""
 
 from mixtures import mixture
-from synthetic import additive, parameter, run_of
+from synthetic import judging, parameter
 
 from propcheck.records import Place
-from propcheck.rules import judge
 
-
-def judged(*parameters):
-    return judge(run_of(additive(2), parameters), select=["PC304"])
+judged = judging("PC304", blocks=2)
 
 
 def layer(block, name, **changes):

@@ -1,9 +1,7 @@
 """PC105: values far outside the normal distribution they were drawn from."""
 
 import pytest
-from synthetic import additive, parameter, run_of
-
-from propcheck.rules import judge
+from synthetic import judging, parameter
 
 WEIGHT = {
     "role": "linear",
@@ -19,8 +17,7 @@ def weight(at, name="mlp.up.weight", **changes):
     return parameter(f"blocks.{at}.{name}", **{**WEIGHT, "block": at, **changes})
 
 
-def judged(*parameters):
-    return judge(run_of(additive(2), parameters), select=["PC105"])
+judged = judging("PC105", blocks=2)
 
 
 LARGE = {"shape": (1000, 1000), "numel": 10**6}  # sqrt(2 ln 1e6) = 5.26

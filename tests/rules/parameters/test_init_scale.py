@@ -3,9 +3,7 @@
 import math
 
 import pytest
-from synthetic import additive, parameter, run_of
-
-from propcheck.rules import judge
+from synthetic import judging, parameter
 
 WEIGHT = {
     "role": "linear",
@@ -21,8 +19,7 @@ def weight(at, name="mlp.up.weight", **changes):
     return parameter(f"blocks.{at}.{name}", **{**WEIGHT, "block": at, **changes})
 
 
-def judged(*parameters):
-    return judge(run_of(additive(2), parameters), select=["PC104"])
+judged = judging("PC104", blocks=2)
 
 
 def stds(values, calls=None, **changes):

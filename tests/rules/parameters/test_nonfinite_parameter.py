@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from synthetic import additive, parameter, run_of
+from synthetic import additive, judging, parameter, run_of
 
 from propcheck.rules import judge
 
@@ -12,8 +12,7 @@ DECAY = {"role": "scale", "sublayer": "linear_attention", "shape": (48,), "numel
 LOST = {"nonfinite": 2, "absmax": math.inf, "mean": -math.inf, "std": math.nan}
 
 
-def judged(*parameters):
-    return judge(run_of([], parameters), select=["PC101"])
+judged = judging("PC101", blocks=0)
 
 
 def test_infinite_decays_are_named_with_count_and_calls():

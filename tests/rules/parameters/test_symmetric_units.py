@@ -1,9 +1,7 @@
 """PC103: equal rows of a weight."""
 
 import pytest
-from synthetic import additive, parameter, run_of
-
-from propcheck.rules import judge
+from synthetic import judging, parameter
 
 WEIGHT = {
     "role": "linear",
@@ -19,8 +17,7 @@ def weight(at, name="mlp.up.weight", **changes):
     return parameter(f"blocks.{at}.{name}", **{**WEIGHT, "block": at, **changes})
 
 
-def judged(*parameters):
-    return judge(run_of(additive(2), parameters), select=["PC103"])
+judged = judging("PC103", blocks=2)
 
 
 def test_a_weight_filled_with_a_constant_has_only_copies():

@@ -1,15 +1,12 @@
 """PC102: parameters and buffers that no call wrote."""
 
 import pytest
-from synthetic import parameter, run_of
-
-from propcheck.rules import judge
+from synthetic import judging, parameter
 
 UNTRAINED = {"kind": "buffer", "requires_grad": False, "grad_state": None, "role": None}
 
 
-def judged(*parameters):
-    return judge(run_of([], parameters), select=["PC102"])
+judged = judging("PC102", blocks=0)
 
 
 def test_a_parameter_that_was_never_written_is_an_error():
