@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.deferred_init.op_log import Operation, TensorRef
+    from propcheck.deferred_init.op_log import RecordedOperation, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Slice:
 class Slicer:
     """Cuts slices out of ``log``."""
 
-    def __init__(self, log: Sequence[Operation]) -> None:
+    def __init__(self, log: Sequence[RecordedOperation]) -> None:
         self._log = log
         self._producer: dict[int, int] = {}  # tensor -> operation that first returned it
         self._writers: dict[int, list[int]] = {}  # storage -> operations that wrote it, in order

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from propcheck.deferred_init.dependencies import Slice
-    from propcheck.deferred_init.op_log import Operation
+    from propcheck.deferred_init.op_log import RecordedOperation
 
 # Elements of the largest tensor on the way: 128 MiB in fp64. A rotary table of 131072 positions by 128 is one.
 _MOST = 2**24
 
 
-def in_fp64(log: Sequence[Operation], constants: Mapping[int, Tensor], piece: Slice) -> Tensor | None:
+def in_fp64(log: Sequence[RecordedOperation], constants: Mapping[int, Tensor], piece: Slice) -> Tensor | None:
     """Compute a tensor of a log with each floating dtype replaced by fp64.
 
     Parameters
@@ -97,7 +97,7 @@ def _widened_ref(ref: TensorRef) -> TensorRef:
     return dataclasses.replace(ref, dtype=_wide(ref.dtype))
 
 
-def _widened(operation: Operation) -> Operation:
+def _widened(operation: RecordedOperation) -> RecordedOperation:
     """Replace the floating dtypes among a call's arguments, and those that its results are allocated with."""
 
     def leaf(value: Any) -> Any:
@@ -115,6 +115,6 @@ def _widened(operation: Operation) -> Operation:
     )
 
 
-def _depends_on_dtype(operation: Operation) -> bool:
+def _depends_on_dtype(operation: RecordedOperation) -> bool:
     """Whether a call shows the bits of a number as another dtype."""
     return str(operation.function) in ("aten.view.dtype", "aten.view_copy.dtype")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from propcheck.deferred_init.op_log import Operation
+    from propcheck.deferred_init.op_log import RecordedOperation
 
 _LONGEST = 16  # calls; more are cut in the middle
 _LONGEST_CYCLE = 8
 
 
-def readable(operations: Sequence[Operation], *, from_outside: bool) -> str | None:
+def readable(operations: Sequence[RecordedOperation], *, from_outside: bool) -> str | None:
     """Write ``operations`` as Python does, tensors left out: ``uniform_(0.01, 16), log_()``.
 
     Parameters
@@ -41,7 +41,7 @@ def readable(operations: Sequence[Operation], *, from_outside: bool) -> str | No
     return ", ".join(texts)
 
 
-def _call(operation: Operation) -> str:
+def _call(operation: RecordedOperation) -> str:
     if operation.name == "_to_copy":
         return f"to({str(operation.outputs[0].dtype).removeprefix('torch.')})"
     if operation.name == "lift_fresh":

@@ -99,7 +99,9 @@ def fill_in_chunks(
         tensor.copy_(flat.view(tensor.shape))
 
 
-def truncated_normal_(chunk: Tensor, mean: float, std: float, low: float, high: float, generator: torch.Generator) -> None:
+def truncated_normal_(  # noqa: PLR0913 - the arguments of nn.init.trunc_normal_
+    chunk: Tensor, mean: float, std: float, low: float, high: float, generator: torch.Generator
+) -> None:
     """Draw N(mean, std²) restricted to [low, high] in place, as ``nn.init.trunc_normal_`` distributes it."""
     if mean < low:  # mirrored: the distribution function is exact in its lower tail, and 1 - something in the upper
         truncated_normal_(chunk, -mean, std, -high, -low, generator)
@@ -116,7 +118,7 @@ def truncated_normal_(chunk: Tensor, mean: float, std: float, low: float, high: 
         chunk.copy_(torch.special.ndtri(uniform).mul_(std).add_(mean).clamp_(low, high))
 
 
-def draw(
+def draw(  # noqa: PLR0913 - a call of an operator, and what its values depend on
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], memory: Tensor, key: tuple[object, ...], workers: Workers
 ) -> Any:
     """Run a random operator of torch with generators that depend on ``key`` alone.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from propcheck.deferred_init.record import Entry, Recording
 
 
-class Replay:
+class Materializer:
     """Values for the parameters of ``recording``.
 
     Parameters

@@ -23,7 +23,7 @@ class TensorRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class RecordedOperation:
     """One call.
 
     Attributes

@@ -28,7 +28,7 @@ from propcheck.errors import PropcheckError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from propcheck.deferred_init.op_log import Operation, TensorRef
+    from propcheck.deferred_init.op_log import RecordedOperation, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Recording:
     """
 
     model: nn.Module
-    log: tuple[Operation, ...]
+    log: tuple[RecordedOperation, ...]
     constants: dict[int, Tensor]
     entries: tuple[Entry, ...]
     known: Callable[[Tensor], TensorRef | None]

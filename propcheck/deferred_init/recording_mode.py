@@ -12,7 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from propcheck.deferred_init.dependencies import Slicer
-from propcheck.deferred_init.op_log import Operation, TensorRef, arguments, overwrites, returns_geometry_of_input, writes_parts
+from propcheck.deferred_init.op_log import (
+    RecordedOperation,
+    TensorRef,
+    arguments,
+    overwrites,
+    returns_geometry_of_input,
+    writes_parts,
+)
 from propcheck.deferred_init.run_ops import compute
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         super().__init__()
-        self.log: list[Operation] = []
+        self.log: list[RecordedOperation] = []
         self.constants: dict[int, Tensor] = {}  # what real tensors held when they entered from outside, by number
         self._fake_mode = fake_mode
         self._fakes: dict[int, tuple[Tensor, FakeTensor]] = {}  # real tensors by id, and what stands for them
@@ -146,7 +153,7 @@ def _geometry(storage: int, tensor: Tensor) -> tuple[Any, ...]:
 
 def _operation(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[TensorRef, ...], *, covered: bool
-) -> Operation:
+) -> RecordedOperation:
     """Work out what a call reads and writes; ``covered`` says whether what it writes are whole storages."""
     inputs: list[TensorRef] = []
     written: list[TensorRef] = []
@@ -163,7 +170,7 @@ def _operation(
     for key, value in (("device", torch.device("cpu")), ("pin_memory", False)):
         if key in kwargs:
             kwargs = {**kwargs, key: value}
-    return Operation(
+    return RecordedOperation(
         function=func,
         args=args,
         kwargs=kwargs,

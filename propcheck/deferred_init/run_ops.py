@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from propcheck.deferred_init.op_log import Operation, TensorRef
+from propcheck.deferred_init.op_log import RecordedOperation, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def compute(
-    log: Sequence[Operation],
+    log: Sequence[RecordedOperation],
     constants: Mapping[int, Tensor],
     piece: Slice,
     draw: Draw | None = None,
@@ -63,7 +63,9 @@ def compute(
     return values[target.tensor]
 
 
-def _run(operation: Operation, values: dict[int, Tensor], draw: Callable[..., Any] | None, out: Tensor | None) -> list[Tensor]:
+def _run(
+    operation: RecordedOperation, values: dict[int, Tensor], draw: Callable[..., Any] | None, out: Tensor | None
+) -> list[Tensor]:
     args, kwargs = tree_map(
         lambda leaf: values[leaf.tensor] if isinstance(leaf, TensorRef) else leaf, (operation.args, operation.kwargs)
     )

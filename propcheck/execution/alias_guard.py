@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class Guard(TorchFunctionMode):
+class AliasGuard(TorchFunctionMode):
     """Tells when a tensor that must not be is used.
 
     Parameters

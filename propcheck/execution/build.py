@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from propcheck.deferred_init.eager import MemoryLimit, build_ordinarily
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import NotRecordedError, Recording, record
 from propcheck.errors import PropcheckError
 from propcheck.execution.memory import resident_bytes
-from propcheck.execution.outside_tensors import Realiser
-from propcheck.execution.rng import determined
+from propcheck.execution.outside_tensors import OutsideTensors
+from propcheck.execution.rng import seeded
 from propcheck.targets.losses import Loss, default_loss
 from propcheck.targets.target import call
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltTarget:
     """A target with how its tensors get their values.
 
     Attributes
@@ -44,13 +44,13 @@ class Built:
 
     target: Target
     recording: Recording
-    replay: Replay
-    realiser: Realiser
+    materializer: Materializer
+    outside_tensors: OutsideTensors
     held: int
     notes: tuple[str, ...]
 
 
-def build(task: Task, seed: int, *, budget: int, device: torch.device, workers: Workers) -> Built:
+def build(task: Task, seed: int, *, budget: int, device: torch.device, workers: Workers) -> BuiltTarget:
     """Build the target of ``task``: recorded, or where that fails as any program would, within ``budget`` bytes."""
     built: list[Target] = []
 
@@ -71,16 +71,16 @@ def build(task: Task, seed: int, *, budget: int, device: torch.device, workers: 
         reason = ""
     if reason:
         recording = build_ordinarily(factory, first_use, seed=seed, limit=MemoryLimit(budget, resident_bytes, reason))
-    replay = Replay(recording, workers)
+    materializer = Materializer(recording, workers)
     held = sum(entry.nbytes for entry in recording.entries) if not recording.recorded else 0
-    return Built(built[0], recording, replay, Realiser(replay, seed, device), held, notes)
+    return BuiltTarget(built[0], recording, materializer, OutsideTensors(materializer, seed, device), held, notes)
 
 
-def batch_of(task: Task, built: Built, seed: int) -> Batch:
+def batch_of(task: Task, built: BuiltTarget, seed: int) -> Batch:
     """Return what the model is called with, on its device."""
-    with built.realiser:
+    with built.outside_tensors:
         batch = _batch(task, built.target, seed)
-    named: Batch = built.realiser.named(dict(batch) if isinstance(batch, Mapping) else batch, "batch")
+    named: Batch = built.outside_tensors.named(dict(batch) if isinstance(batch, Mapping) else batch, "batch")
     return named
 
 
@@ -89,7 +89,7 @@ def _batch(task: Task, target: Target, seed: int) -> Batch:
         return task.batch(target.model, seed)
     if not callable(target.batch):
         return target.batch
-    with determined("batch", seed):
+    with seeded("batch", seed):
         return target.batch(seed) if signature(target.batch).parameters else target.batch()
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.errors import PropcheckError
-from propcheck.execution.outside_tensors import Realiser
+from propcheck.execution.outside_tensors import OutsideTensors
 from propcheck.tracing.tensors import is_narrow
 
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from propcheck.deferred_init.keyed_rng import Workers
     from propcheck.deferred_init.record import Entry, Recording
-    from propcheck.execution.build import Built
+    from propcheck.execution.build import BuiltTarget
 
 
-class WideReplay(Replay):
-    """Values as ``Replay`` computes them, in the dtype that they have in training, then widened."""
+class WideMaterializer(Materializer):
+    """Values as ``Materializer`` computes them, in the dtype that they have in training, then widened."""
 
     def __init__(self, recording: Recording, workers: Workers) -> None:
         super().__init__(recording, workers)
         self._narrow = {entry.name: entry for entry in recording.entries}
 
     def materialize(self, entry: Entry, seed: int, out: Tensor | None = None) -> Tensor:
-        """Compute one parameter, as ``Replay`` does; ``entry`` is the widened one."""
+        """Compute one parameter, as ``Materializer`` does; ``entry`` is the widened one."""
         narrow = self._narrow[entry.name]
         if narrow.dtype == entry.dtype:
             return super().materialize(entry, seed, out)
@@ -38,12 +38,12 @@ class WideReplay(Replay):
         return value.to(entry.dtype) if out is None else out.view(entry.shape).copy_(value)
 
     def value(self, tensor: Tensor, name: str, seed: int) -> Tensor | None:
-        """Compute a tensor that is no parameter or buffer, as ``Replay`` does."""
+        """Compute a tensor that is no parameter or buffer, as ``Materializer`` does."""
         value = super().value(tensor, name, seed)
         return value if value is None else _wide(value)
 
 
-def widened(built: Built, *, seed: int, device: torch.device, workers: Workers) -> Built:
+def widened(built: BuiltTarget, *, seed: int, device: torch.device, workers: Workers) -> BuiltTarget:
     """Return a target that was built, and nothing more, as one whose tensors come in fp32 where they were narrower."""
     recording = built.recording
     entries = tuple(
@@ -52,11 +52,13 @@ def widened(built: Built, *, seed: int, device: torch.device, workers: Workers) 
     wide = dataclasses.replace(recording, entries=entries)
     if not recording.recorded:
         return dataclasses.replace(built, recording=wide, held=sum(entry.nbytes for entry in entries))
-    replay = WideReplay(recording, workers)
-    return dataclasses.replace(built, recording=wide, replay=replay, realiser=Realiser(replay, seed, device))
+    materializer = WideMaterializer(recording, workers)
+    return dataclasses.replace(
+        built, recording=wide, materializer=materializer, outside_tensors=OutsideTensors(materializer, seed, device)
+    )
 
 
-def widen_in_memory(built: Built, room: int) -> None:
+def widen_in_memory(built: BuiltTarget, room: int) -> None:
     """Widen the tensors of a target from ``widened`` that are in memory already, with ``room`` bytes for it.
 
     Raises

@@ -17,26 +17,26 @@ from torch.utils._pytree import MappingKey, SequenceKey, tree_leaves, tree_map, 
 from propcheck.errors import PropcheckError
 
 if TYPE_CHECKING:
-    from propcheck.deferred_init.materialize import Replay
+    from propcheck.deferred_init.materialize import Materializer
 
 # Attributes of a tensor that are tensors with its values.
 VALUE_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
 
-class Realiser(TorchFunctionMode):
+class OutsideTensors(TorchFunctionMode):
     """Replaces fake arguments of functions by their values.
 
     Parameters
     ----------
-    replay, seed
+    materializer, seed
         Where values come from.
     device
         Where they go.
     """
 
-    def __init__(self, replay: Replay, seed: int, device: torch.device) -> None:
+    def __init__(self, materializer: Materializer, seed: int, device: torch.device) -> None:
         super().__init__()
-        self._replay, self._seed, self._device = replay, seed, device
+        self._materializer, self._seed, self._device = materializer, seed, device
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # by id, the fake one and its value
         self._own: dict[int, Tensor] = {}
 
@@ -58,7 +58,7 @@ class Realiser(TorchFunctionMode):
         if id(fake) in self._own:
             return self._own[id(fake)]
         if id(fake) not in self._values:
-            value = self._replay.value(fake, name or f"tensor.{len(self._values)}", self._seed)
+            value = self._materializer.value(fake, name or f"tensor.{len(self._values)}", self._seed)
             if value is None:
                 raise PropcheckError(
                     f"a tensor {list(fake.shape)} that was made from another one of the model's construction has no value "

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from propcheck.errors import PropcheckError
-from propcheck.execution.alias_guard import Guard
-from propcheck.execution.whole_model import ANOTHER, CannotCutError, sources
+from propcheck.execution.alias_guard import AliasGuard
+from propcheck.execution.whole_model import ANOTHER, IsolationError, sources
 from propcheck.tracing.events import Listener
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from propcheck.deferred_init.record import Entry
-    from propcheck.execution.outside_tensors import Realiser
+    from propcheck.execution.outside_tensors import OutsideTensors
     from propcheck.execution.plan import Unit
     from propcheck.execution.weights import Weights
-    from propcheck.measure.gradients import Ledger
+    from propcheck.execution.whole_model import LateLedger
     from propcheck.tracing.events import PassListeners
     from propcheck.tracing.tracer import Tracer
 
@@ -28,7 +28,7 @@ _START = "_propcheck_start"  # on the tensor at which a unit's graph begins: the
 
 
 @dataclass(slots=True)
-class Conductor(Listener):
+class PassState(Listener):
     """Of one pass that is cut into units.
 
     Attributes
@@ -44,9 +44,9 @@ class Conductor(Listener):
     """
 
     tracer: Tracer
-    ledger: Ledger
+    ledger: LateLedger
     weights: Weights
-    realiser: Realiser
+    outside_tensors: OutsideTensors
     seed: int
     resident: frozenset[str]
     progress: Callable[[str, Unit], None]
@@ -61,7 +61,7 @@ class Conductor(Listener):
     only_lookups: bool = True  # of the unit that runs, so far
     in_backward: bool = False
     changed: list[tuple[str, Tensor]] = field(default_factory=list)  # units, and whether they gave another output again
-    guard: Guard = field(init=False)
+    guard: AliasGuard = field(init=False)
     listeners: PassListeners = field(init=False)  # of the tracer, this one among them
     _calls: int = 0
     _running: Unit | None = None
@@ -70,12 +70,12 @@ class Conductor(Listener):
     _growth: int = 0  # the most that the process grew by in one unit
 
     def __post_init__(self) -> None:
-        self.guard = Guard(self.refuse, self.names, self.parameter_used)
+        self.guard = AliasGuard(self.refuse, self.names, self.parameter_used)
 
     def refuse(self, path: str, what: str) -> NoReturn:
         """End a pass that the cut would falsify."""
         self._refused = self._refused or f"{path}: it {what}"
-        raise CannotCutError(self._refused)
+        raise IsolationError(self._refused)
 
     def keeps(self, unit: Unit, before: int) -> bool:
         """After the forward of a unit: whether its graph stays.
@@ -186,4 +186,4 @@ class Conductor(Listener):
     def _raise_refused(self) -> None:
         """Raise again what the model's own code may have caught."""
         if self._refused is not None:
-            raise CannotCutError(self._refused)
+            raise IsolationError(self._refused)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def determined(*key: object) -> Iterator[None]:
+def seeded(*key: object) -> Iterator[None]:
     """Start the global generators from ``key``, and leave them as they were before.
 
     ``torch.seed`` takes a new seed from the machine; models that hash or route at random call it. It takes one from the

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from propcheck.deferred_init.materialize import Replay
     from propcheck.deferred_init.record import Entry, Recording
     from propcheck.execution.plan import Unit
 
@@ -27,12 +26,12 @@ class Weights:
 
     Parameters
     ----------
-    recording, replay
-        The model, whose fake tensors are replaced by real ones here, and its values.
+    recording
+        The model, whose fake tensors are replaced by real ones here.
+    materialize
+        Returns the value of an entry, in the memory ``out`` if that is given.
     units
         Of ``divide``.
-    seed
-        Of the random calls.
     device
         Where the parameters are used; they are always computed on the CPU, so that every device gets the same values.
     census
@@ -42,15 +41,14 @@ class Weights:
     def __init__(
         self,
         recording: Recording,
-        replay: Replay,
+        materialize: Callable[..., Tensor],
         units: Sequence[Unit],
         *,
-        seed: int,
         device: torch.device,
         census: Callable[[Entry, Tensor], None],
     ) -> None:
         self._real = not recording.recorded  # every tensor is there already
-        self._replay, self._seed, self._device, self._census = replay, seed, device, census
+        self._materialize, self._device, self._census = materialize, device, census
         self._counted: set[str] = set()
         self._holders: Counter[str] = Counter()  # how many units that are in memory have the parameter
         self._buffers: dict[str, Tensor] = {}  # memory of the units that are in
@@ -68,7 +66,7 @@ class Weights:
             self._holders[entry.name] += 1
             if self._holders[entry.name] > 1:
                 continue
-            value = self._replay.materialize(entry, self._seed)
+            value = self._materialize(entry)
             self._put(entry, value)
 
     def bring(self, unit: Unit) -> None:
@@ -84,13 +82,13 @@ class Weights:
             return
         if self._real:
             for entry in missing:
-                self._put(entry, self._replay.materialize(entry, self._seed))
+                self._put(entry, self._materialize(entry))
             return
         memory = self._buffers[unit.path] = self._memory(_packed_bytes(missing), recycled=unit.block is not None)
         start = 0
         for entry in missing:
             part = memory[start : start + entry.nbytes].view(entry.dtype).view(entry.shape)
-            value = self._replay.materialize(entry, self._seed, part)
+            value = self._materialize(entry, out=part)
             self._put(entry, value)
             start += _padded(entry.nbytes)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from propcheck.tracing.tracer import Tracer
 
 
-class CannotCutError(Exception):
+class IsolationError(Exception):
     """The pass is void: a unit does what needs an uncut graph. The text is a sentence that begins with the unit's path."""
 
 

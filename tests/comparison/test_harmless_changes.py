@@ -29,7 +29,7 @@ from torch import nn
 from toy import VOCABULARY, Block, Decoder, Gpt2Block
 
 import propcheck
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 
 BLOCKS = 8
 EXACT = 0.0
@@ -86,7 +86,7 @@ def test_what_computes_the_same_by_other_operations_differs_by_rounding(block):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_streamed_is_equal_to_resident(monkeypatch, precision):
     resident = before(precision=precision)
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
     streamed = scan(made(Block), memory="8MiB", precision=precision)
     assert (resident.record.engine.mode, streamed.record.engine.mode) == ("resident", "streamed")
     assert not gated(streamed, resident, tolerance=EXACT).differences

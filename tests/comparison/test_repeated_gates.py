@@ -10,7 +10,7 @@ from gated import gated, scan, won
 from torch import nn
 
 import propcheck
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 
 WIDTH, VOCABULARY = 32, 64
 
@@ -57,7 +57,7 @@ def test_one_hundred_gates_of_the_same_code_agree(monkeypatch):
         one = 2 if index % 8 in (1, 3) else 1  # resident, and streamed
         with monkeypatch.context() as patched:
             if index % 4 > 1:
-                patched.setattr(once, "resident_bytes", lambda: 0)
+                patched.setattr(single_pass, "resident_bytes", lambda: 0)
             run = scan(Model, tokens=32, threads=one, memory="1KiB" if index % 4 > 1 else "16GiB")
         modes.add(run.record.engine.mode)
         threads.add(run.record.engine.threads)

@@ -10,7 +10,7 @@ from torch import nn
 
 from propcheck.deferred_init import fp64_reference as exact
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 
 POSITIONS, HEAD = 2048, 128
@@ -27,7 +27,7 @@ def error(make, name="table"):
     recording = record(lambda: Holder(make))
     entry = next(one for one in recording.entries if one.name == name)
     with Workers(1) as workers:
-        return Replay(recording, workers).fp64_error(entry, 0)
+        return Materializer(recording, workers).fp64_error(entry, 0)
 
 
 def angles(dtype):

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from propcheck.config.probe import load_probe
 from propcheck.deferred_init.dependencies import Slicer
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
-from propcheck.deferred_init.op_log import Operation, TensorRef
+from propcheck.deferred_init.materialize import Materializer
+from propcheck.deferred_init.op_log import RecordedOperation, TensorRef
 from propcheck.deferred_init.record import NotRecordedError, record
 from propcheck.errors import PropcheckError
 from propcheck.targets.decoder.task import decoder_task
@@ -59,7 +59,7 @@ def test_tensors_that_are_plain_attributes_have_values_too():
     entry = recording.entries[-1]
     assert (entry.name, entry.kind, entry.shape) == ("0.table", "buffer", (3, 2))
     with Workers(1) as workers:
-        recording.model[0].table = Replay(recording, workers).materialize(entry, 0)
+        recording.model[0].table = Materializer(recording, workers).materialize(entry, 0)
     assert recording.model(torch.zeros(3, 2)).tolist() == [[0, 0], [0, 1], [0, 2]]
     assert "0.table" not in recording.model.state_dict()
 
@@ -70,12 +70,12 @@ def test_the_27b_decoder_is_recorded_in_seconds():
     started = time.process_time()
     recording = record(lambda: task.build().model)
     with Workers(1) as workers:
-        replay = Replay(recording, workers)
+        materializer = Materializer(recording, workers)
     assert time.process_time() - started < 6  # 0.7 s on a free core
     # 64 layers of 5120, 48 of them with DeltaNet: the published size is 27 B.
     parameters = sum(entry.nbytes for entry in recording.entries if entry.kind == "parameter") / 2
     assert parameters == pytest.approx(27e9, rel=0.03)
-    assert {replay.init_calls(entry) for entry in recording.entries} <= {
+    assert {materializer.init_calls(entry) for entry in recording.entries} <= {
         "normal_(0, 0.02)", "zero_()", "fill_(1)", "uniform_(0.01, 16), log_()",
     }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_a_storage_that_is_written_many_times_is_followed_in_linear_time():
     weight = TensorRef(0, 0, (4,), (1,), torch.float32)
     empty = torch.ops.aten.empty.memory_format, ([4],), {}, (), (), (), (weight,), True, torch.float32
     scaling = torch.ops.aten.mul_.Tensor, (weight, 2), {}, (weight,), (weight,), (weight,), (weight,), False, torch.float32
-    log = [Operation(*empty), *(Operation(*scaling) for _ in range(30_000))]
+    log = [RecordedOperation(*empty), *(RecordedOperation(*scaling) for _ in range(30_000))]
     started = time.process_time()
     piece = Slicer(log).slice(weight)
     assert time.process_time() - started < 5  # 0.3 s on a free core; with the square of the number of writes, half an hour
@@ -198,14 +198,14 @@ def test_a_tensor_of_the_record_is_known_and_has_its_value():
 
     recording = record(build)
     with Workers(1) as workers:
-        replay = Replay(recording, workers)
-        ramp, noise, weight = (replay.value(tensor, name, 0) for tensor, name in zip(kept, "abc", strict=True))
-        assert torch.equal(noise, replay.value(kept[1], "b", 0))
-        assert not torch.equal(noise, replay.value(kept[1], "b", 1))
-        assert torch.equal(weight, replay.materialize(recording.entries[0], 0))
+        materializer = Materializer(recording, workers)
+        ramp, noise, weight = (materializer.value(tensor, name, 0) for tensor, name in zip(kept, "abc", strict=True))
+        assert torch.equal(noise, materializer.value(kept[1], "b", 0))
+        assert not torch.equal(noise, materializer.value(kept[1], "b", 1))
+        assert torch.equal(weight, materializer.materialize(recording.entries[0], 0))
     assert ramp.tolist() == [0, 2, 4]
-    assert replay.value(kept[0] + 1, "later", 0) is None
-    assert replay.value(torch.ones(3), "real", 0) is None
+    assert materializer.value(kept[0] + 1, "later", 0) is None
+    assert materializer.value(torch.ones(3), "real", 0) is None
 
 
 def test_compiled_parts_are_put_back():

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from propcheck.config.probe import load_probe
 from propcheck.deferred_init import materialize as replay_module
 from propcheck.deferred_init.keyed_rng import CHUNK, Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 from propcheck.targets.decoder.task import decoder_task
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 def values(factory, seed, workers, order=1):
     recording = record(factory)
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     return {entry.name: replay.materialize(entry, seed) for entry in recording.entries[::order]}
 
 
@@ -69,7 +69,7 @@ def test_values_depend_on_nothing_else(workers):
     before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        alone = Replay(recording, workers).materialize(entry, 0)  # no other parameter was computed
+        alone = Materializer(recording, workers).materialize(entry, 0)  # no other parameter was computed
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(alone, expected["linear.weight"])
@@ -164,7 +164,7 @@ def test_copies_of_a_layer_are_copies(workers):
 
 def calls_run(factory, name, workers):
     recording = record(factory)
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     entry = next(entry for entry in recording.entries if name in entry.names)
     draws = []
 
@@ -235,7 +235,7 @@ def test_other_parameters_are_not_computed(workers):
             return result
 
     recording = record(lambda: nn.ModuleList([nn.Linear(1 << 20, 1 << 10), nn.Embedding(1 << 30, 4), nn.Linear(32, 32)]))
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     entry = next(entry for entry in recording.entries if entry.name == "2.weight")
     with Allocations() as allocations:
         replay.materialize(entry, 0)
@@ -260,7 +260,7 @@ def test_a_call_that_several_parameters_share_has_one_seed(workers):
 ])  # fmt: skip
 def test_the_memory_that_is_given_is_where_the_value_is_computed(build, workers):
     recording = record(build)
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     entry = recording.entries[0]
     out = torch.full((70 * 30,), 7, dtype=entry.dtype)
     seen = []
@@ -280,7 +280,7 @@ def test_the_memory_that_is_given_is_where_the_value_is_computed(build, workers)
 
 def test_a_large_weight_is_filled_in_chunks_in_place(workers):
     recording = record(lambda: nn.Embedding(CHUNK // 64 + 1, 64, dtype=torch.bfloat16))
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     entry = recording.entries[0]
     out = torch.empty(entry.shape, dtype=entry.dtype)
     value = replay.materialize(entry, 0, out)
@@ -308,7 +308,7 @@ NEVER_WRITTEN = {
 @pytest.mark.parametrize("tensor", NEVER_WRITTEN.values(), ids=NEVER_WRITTEN.keys())
 def test_memory_that_no_call_wrote_is_nan_and_has_no_calls(tensor, workers):
     recording = record(lambda: nn.ParameterList([nn.Parameter(tensor())]))
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     assert replay.materialize(recording.entries[0], 0).isnan().all()
     assert replay.init_calls(recording.entries[0]) is None
 
@@ -322,7 +322,7 @@ def test_integers_that_no_call_wrote_are_the_greatest_of_their_dtype(workers):
         return module
 
     recording = record(build)
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     index, flags = (replay.materialize(entry, 0) for entry in recording.entries)
     assert index.tolist() == [2**63 - 1] * 3
     assert flags.tolist() == [True, True]
@@ -370,13 +370,13 @@ def test_calls_read_as_they_were_written(text, init, workers):
         return module
 
     recording = record(build)
-    assert Replay(recording, workers).init_calls(recording.entries[0]) == text
+    assert Materializer(recording, workers).init_calls(recording.entries[0]) == text
 
 
 def test_calls_name_casts_and_tensors_from_outside(workers):
     outside = torch.ones(3)
     recording = record(lambda: nn.ParameterList([nn.Parameter(outside), outside * 2, torch.zeros(3).bfloat16()]))
-    replay = Replay(recording, workers)
+    replay = Materializer(recording, workers)
     assert [replay.init_calls(entry) for entry in recording.entries] == [
         "constant",
         "constant, mul(2)",
@@ -391,7 +391,7 @@ def test_repeated_calls_are_written_once(workers):
         return module
 
     recording = record(build)
-    text = Replay(recording, workers).init_calls(recording.entries[0])
+    text = Materializer(recording, workers).init_calls(recording.entries[0])
     assert text.startswith("normal_(0, 0.01), ")
     assert text.endswith("x 50")  # columns
     assert "randperm(300)" in text

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 
 STD = 0.05  # initializer_range of all of them
@@ -56,7 +56,7 @@ def test_weights_have_the_standard_deviation_of_the_config(name):
     modules = dict(recording.model.named_modules())
     checked = 0
     with Workers(1) as workers:
-        replayed = Replay(recording, workers)
+        replayed = Materializer(recording, workers)
         for entry in recording.entries:
             module = modules[entry.name.rpartition(".")[0]]
             if (

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
 
 class Dropping(Block):

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from plain import RESIDENT, STREAMED, WIDTH, Block, Model, scan
 from torch._dynamo.utils import counters
 
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
 
 def whole():

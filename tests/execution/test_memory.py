@@ -6,7 +6,7 @@ import torch
 from propcheck.config.probe import Probe
 from propcheck.deferred_init.keyed_rng import Workers
 from propcheck.execution import passes as engine
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 from propcheck.execution.weights import Weights
 from propcheck.targets.decoder.task import decoder_task
 
@@ -18,7 +18,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_one_block_is_in_memory_at_a_time_and_none_is_left(name, monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
     held, seen = [], []
     bring = Weights.bring
 

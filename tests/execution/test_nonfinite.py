@@ -259,4 +259,4 @@ def test_a_target_that_can_be_built_only_once_keeps_what_its_one_pass_showed():
     one = scan(lambda: next(models), RESIDENT)
     assert len(one.sites) == 3
     assert one.origins == ()
-    assert "What made the pass not finite was not found" in one.notes[-1]
+    assert "Could not locate the source of the NaN or infinity" in one.notes[-1]

@@ -17,7 +17,7 @@ from uncuttable import SharedDict
 
 from propcheck.errors import PropcheckError
 from propcheck.execution import build as built
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 from propcheck.seeding import generator_for
 
 
@@ -170,7 +170,7 @@ def test_one_that_cannot_be_cut_either_runs_whole():
 
 
 def test_what_does_not_fit_is_refused_while_it_is_built(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
     reached = []
 
     def large():
@@ -192,8 +192,8 @@ def test_what_does_not_fit_is_refused_while_it_is_built(monkeypatch):
 
 
 def test_what_does_not_fit_with_its_activations_is_refused(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 1 << 30)
-    with pytest.raises(PropcheckError, match=r"so it is in memory as a whole, .* does not fit the memory budget"):
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 1 << 30)
+    with pytest.raises(PropcheckError, match=r"so all of it is in memory .* does not fit the memory budget"):
         scan(random_width, STREAMED + (1 << 30))
 
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 from propcheck.execution import passes as engine
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 from propcheck.targets.target import Target, Task
 
 
@@ -53,7 +53,7 @@ def loss_of(logits, inputs):
 @pytest.mark.parametrize("call_embedding", [True, False])
 @pytest.mark.parametrize("also_last_block", [True, False])
 def test_loss_and_every_gradient_are_those_of_plain_autograd(memory, call_embedding, also_last_block, monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
     def build():
         return Model(call_embedding=call_embedding, also_last_block=also_last_block)
@@ -63,8 +63,8 @@ def test_loss_and_every_gradient_are_those_of_plain_autograd(memory, call_embedd
     with Workers(1) as workers:
         one = engine.execute(task, 0, memory=memory, device=torch.device("cpu"), workers=workers)
         recording = record(build)
-        replay = Replay(recording, workers)
-        values = {name: replay.materialize(entry, 0) for entry in recording.entries for name in entry.names}
+        materializer = Materializer(recording, workers)
+        values = {name: materializer.materialize(entry, 0) for entry in recording.entries for name in entry.names}
     plain = build()
     plain.load_state_dict(values)
     loss = loss_of(plain(ids), (ids,))

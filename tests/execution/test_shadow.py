@@ -11,7 +11,7 @@ from plain import IDS, RESIDENT, STREAMED, WIDTH, Block, Model, cross_entropy
 from torch import nn
 
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 from propcheck.errors import PropcheckError
 from propcheck.execution import passes as engine
@@ -37,8 +37,8 @@ def drawn(build):
     """Give the model with the values that a scan draws."""
     recording, model = record(build), build()
     with Workers(1) as workers:
-        replay = Replay(recording, workers)
-        values = {name: replay.materialize(entry, 0) for entry in recording.entries for name in entry.names}
+        materializer = Materializer(recording, workers)
+        values = {name: materializer.materialize(entry, 0) for entry in recording.entries for name in entry.names}
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             tensor.copy_(values[name])
@@ -170,7 +170,7 @@ class Recast(Block):
 
 def test_additions_that_the_code_itself_makes_in_half_precision_are_said():
     notes = shadowed(of(torch.bfloat16, Recast)).notes
-    assert any("At 3 of 3 sites the shadow adds in half precision too" in note for note in notes)
+    assert any("At 3 of 3 sites the fp32 pass also adds in half precision" in note for note in notes)
 
 
 class HalfUpdate(Block):
@@ -183,14 +183,14 @@ class HalfUpdate(Block):
 @pytest.mark.parametrize("memory", [RESIDENT, STREAMED])
 def test_casts_of_the_code_between_additions_are_said_too(memory):
     (note,) = shadowed(of(torch.bfloat16, HalfUpdate), memory).notes
-    assert "the model's own code casts to it (half): of that rounding it shows nothing" in note
+    assert "the model's code casts to it (half). The comparison does not show that rounding." in note
     assert not shadowed(of(torch.bfloat16), memory).notes
 
 
 def test_a_model_in_fp32_has_no_shadow():
     one = shadowed(of(torch.float32))
     assert one.shadow == ()
-    assert "No shadow was run" in one.notes[-1]
+    assert "No fp32 pass was run" in one.notes[-1]
 
 
 class Cast(Block):

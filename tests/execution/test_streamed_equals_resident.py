@@ -11,7 +11,7 @@ from propcheck.config.probe import Probe
 from propcheck.deferred_init.keyed_rng import Workers
 from propcheck.deferred_init.record import record
 from propcheck.execution import passes as engine
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 from propcheck.execution.plan import divide, plan
 from propcheck.measure.site_rows import site_records
 from propcheck.targets.decoder.task import decoder_task
@@ -66,7 +66,7 @@ def run(settings: dict, memory: int, workers: Workers) -> Result:
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

@@ -13,12 +13,12 @@ from torch import Tensor
 from uncuttable import SharedDict
 
 from propcheck.errors import PropcheckError
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
 
 class KeptFromTheFirstRun(SharedDict):
@@ -252,7 +252,7 @@ def test_whole_it_has_the_gradients_of_plain_autograd_and_says_why(build, reason
     assert whole.blocks == 3
     (note,) = whole.notes
     assert re.match(reason, note)
-    assert note.endswith("; so the model was run whole, with all of it in memory.")
+    assert note.endswith("; so the whole model was run at once, in memory.")
 
 
 @pytest.mark.parametrize(("build", "reason"), MODELS.items(), ids=[build.__name__ for build in MODELS])

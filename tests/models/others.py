@@ -10,7 +10,7 @@ from torch import Tensor, nn
 VOCABULARY, BATCH, LENGTH, CLASSES = 512, 2, 16, 4
 PIXELS, PATCH = 32, 8
 
-Built = tuple[nn.Module, dict[str, Tensor]]
+BuiltTarget = tuple[nn.Module, dict[str, Tensor]]
 
 TEXT = {
     "vocab_size": VOCABULARY,
@@ -63,34 +63,34 @@ WAVES = {
 }
 
 
-def masked(name: str, **sizes: Any) -> Built:
+def masked(name: str, **sizes: Any) -> BuiltTarget:
     """A masked LM; labels other than its input, which tied embeddings would find by heart."""
     return _model(f"{name}ForMaskedLM", f"{name}Config", sizes), {"input_ids": _ids(), "labels": _ids(seed=1)}
 
 
-def seq2seq(name: str, **sizes: Any) -> Built:
+def seq2seq(name: str, **sizes: Any) -> BuiltTarget:
     """An encoder-decoder; the decoder's input is the labels, shifted."""
     model = _model(f"{name}ForConditionalGeneration", f"{name}Config", sizes)
     return model, {"input_ids": _ids(), "labels": _ids(seed=1)}
 
 
-def image(name: str, *, pixels: int = PIXELS, **sizes: Any) -> Built:
+def image(name: str, *, pixels: int = PIXELS, **sizes: Any) -> BuiltTarget:
     """An image classifier."""
     model = _model(f"{name}ForImageClassification", f"{name}Config", sizes)
     return model, {"pixel_values": _noise(BATCH, 3, pixels, pixels), "labels": _classes()}
 
 
-def marian() -> Built:
+def marian() -> BuiltTarget:
     model = _model("MarianMTModel", "MarianConfig", SEQ2SEQ | {"decoder_vocab_size": VOCABULARY})
     return model, {"input_ids": _ids(), "labels": _ids(seed=1)}
 
 
-def xlnet() -> Built:
+def xlnet() -> BuiltTarget:
     sizes = {"vocab_size": VOCABULARY, "d_model": 64, "n_layer": 3, "n_head": 4, "d_inner": 128, "num_labels": CLASSES}
     return _model("XLNetForSequenceClassification", "XLNetConfig", sizes), {"input_ids": _ids(), "labels": _classes()}
 
 
-def reformer() -> Built:
+def reformer() -> BuiltTarget:
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -109,14 +109,14 @@ def reformer() -> Built:
     return _model("ReformerModelWithLMHead", "ReformerConfig", sizes), {"input_ids": ids, "labels": ids}
 
 
-def whisper() -> Built:
+def whisper() -> BuiltTarget:
     sizes = SEQ2SEQ | {"num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 128}
     del sizes["forced_eos_token_id"], sizes["max_position_embeddings"]
     model = _model("WhisperForConditionalGeneration", "WhisperConfig", sizes)
     return model, {"input_features": _noise(BATCH, 16, 64), "labels": _ids()}
 
 
-def speech_to_text() -> Built:
+def speech_to_text() -> BuiltTarget:
     sizes = SEQ2SEQ | {
         "input_feat_per_channel": 16,
         "conv_channels": 32,
@@ -128,25 +128,25 @@ def speech_to_text() -> Built:
     return model, {"input_features": _noise(BATCH, 64, 16), "labels": _ids()}
 
 
-def speech(name: str) -> Built:
+def speech(name: str) -> BuiltTarget:
     """A CTC model over raw samples; labels no longer than the frames."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(1, 32, (BATCH, 8), generator=generator)
     return _model(f"{name}ForCTC", f"{name}Config", WAVES), {"input_values": _noise(BATCH, 2400), "labels": labels}
 
 
-def spectrogram() -> Built:
+def spectrogram() -> BuiltTarget:
     sizes = VISION | {"max_length": 32, "num_mel_bins": 16}
     model = _model("ASTForAudioClassification", "ASTConfig", {k: v for k, v in sizes.items() if k != "image_size"})
     return model, {"input_values": _noise(BATCH, 32, 16), "labels": _classes()}
 
 
-def video() -> Built:
+def video() -> BuiltTarget:
     model = _model("VideoMAEForVideoClassification", "VideoMAEConfig", VISION | {"num_frames": 4})
     return model, {"pixel_values": _noise(BATCH, 4, 3, PIXELS, PIXELS), "labels": _classes()}
 
 
-def two_towers(name: str) -> Built:
+def two_towers(name: str) -> BuiltTarget:
     """Text and vision contrasted: two streams that meet in the loss only."""
     vision = {k: v for k, v in VISION.items() if k != "num_labels"}
     text = TEXT | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -159,7 +159,7 @@ def two_towers(name: str) -> Built:
     }
 
 
-def caption() -> Built:
+def caption() -> BuiltTarget:
     """BLIP: the text decoder attends to the image."""
     vision = {k: v for k, v in VISION.items() if k != "num_labels"}
     text = TEXT | {"encoder_hidden_size": 64, "pad_token_id": 0, "bos_token_id": 1, "sep_token_id": 2, "eos_token_id": 2}
@@ -168,13 +168,13 @@ def caption() -> Built:
     return model, {"input_ids": ids, "pixel_values": _noise(BATCH, 3, PIXELS, PIXELS), "labels": ids}
 
 
-def segmentation() -> Built:
+def segmentation() -> BuiltTarget:
     sizes = PYRAMID | {"num_attention_heads": [1, 2, 4, 4], "decoder_hidden_size": 32}
     model = _model("SegformerForSemanticSegmentation", "SegformerConfig", sizes)
     return model, {"pixel_values": _noise(BATCH, 3, 64, 64), "labels": torch.zeros(BATCH, 64, 64, dtype=torch.int64)}
 
 
-def detection() -> Built:
+def detection() -> BuiltTarget:
     """Without the head, whose loss takes labels that are no tensors."""
     stages: dict[str, Any] = {"hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1], "out_features": ["stage4"]}
     backbone = hf.ResNetConfig(embedding_size=16, **stages)
@@ -186,7 +186,7 @@ def detection() -> Built:
     return model, {"pixel_values": _noise(BATCH, 3, 64, 64), "pixel_mask": torch.ones(BATCH, 64, 64, dtype=torch.int64)}
 
 
-def masks() -> Built:
+def masks() -> BuiltTarget:
     """Without the head, as for detection."""
     stages: dict[str, Any] = {"depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
     backbone = hf.SwinConfig(image_size=64, embed_dim=16, num_heads=[1, 2, 2, 4], window_size=2, **stages)
@@ -223,7 +223,7 @@ def _classes() -> Tensor:
     return torch.arange(BATCH) % CLASSES
 
 
-OTHERS: dict[str, Callable[[], Built]] = {
+OTHERS: dict[str, Callable[[], BuiltTarget]] = {
     "albert": lambda: masked("Albert", **TEXT, embedding_size=32),
     "bert": lambda: masked("Bert", **TEXT),
     "deberta-v2": lambda: masked("DebertaV2", **TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"], conv_kernel_size=3),

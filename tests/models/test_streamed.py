@@ -15,7 +15,7 @@ from small import small_config, whole_config
 from propcheck.config.probe import Probe
 from propcheck.deferred_init.keyed_rng import Workers
 from propcheck.execution import passes as engine
-from propcheck.execution import single_pass as once
+from propcheck.execution import single_pass
 from propcheck.measure.site_rows import site_records
 from propcheck.targets.huggingface import huggingface_task
 
@@ -47,7 +47,7 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def _budget_is_the_models_alone(monkeypatch):
-    monkeypatch.setattr(once, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(single_pass, "resident_bytes", lambda: 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Random calls that draw the same known numbers in an ordinary construction and in a replay, so that the two compare."""
+"""Random calls that draw the same known numbers in an ordinary construction and in a replayed one, so that the two compare."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from propcheck.deferred_init import materialize as replay
+from propcheck.deferred_init import materialize
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 
 
@@ -76,12 +76,12 @@ def assert_replays(factory, *, rtol=0.0):
     recording = record(factory)
     assert sorted(name for entry in recording.entries for name in entry.names) == sorted(expected)
     with Workers(1) as workers:
-        replayed = Replay(recording, workers)
+        replayed = Materializer(recording, workers)
 
         def draw(function, args, kwargs, memory, key, workers):
             return patterned(function, args, kwargs)
 
-        with mock.patch.object(replay, "draw", draw):
+        with mock.patch.object(materialize, "draw", draw):
             for entry in recording.entries:
                 want = expected[entry.name]
                 assert all(expected[name] is want for name in entry.names)

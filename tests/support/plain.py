@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from propcheck.deferred_init.keyed_rng import Workers, generator_for
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 from propcheck.execution import passes as engine
 from propcheck.targets.target import Target, Task, call
@@ -31,8 +31,8 @@ def by_autograd(build, *, loss=cross_entropy, batch=IDS, seed=0):
     """Return the loss and the norm of each gradient; None for no gradient."""
     recording = record(build)
     with Workers(1) as workers:
-        replay = Replay(recording, workers)
-        values = {name: replay.materialize(entry, seed) for entry in recording.entries for name in entry.names}
+        materializer = Materializer(recording, workers)
+        values = {name: materializer.materialize(entry, seed) for entry in recording.entries for name in entry.names}
     model = build()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

@@ -16,7 +16,7 @@ from torch import nn
 
 import propcheck.targets.decoder.model
 from propcheck.deferred_init.keyed_rng import Workers
-from propcheck.deferred_init.materialize import Replay
+from propcheck.deferred_init.materialize import Materializer
 from propcheck.deferred_init.record import record
 from propcheck.targets.decoder.task import decoder_task
 
@@ -45,8 +45,8 @@ def run_plainly(probe, monkeypatch, seed=0) -> Reference:
     task = decoder_task(probe)
     recording = record(lambda: task.build().model)
     with Workers(1) as workers:
-        replay = Replay(recording, workers)
-        values = {entry.name: replay.materialize(entry, seed) for entry in recording.entries}
+        materializer = Materializer(recording, workers)
+        values = {entry.name: materializer.materialize(entry, seed) for entry in recording.entries}
     model = task.build().model
     for name, parameter in model.named_parameters():
         parameter.data = values[name]
