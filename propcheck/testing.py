@@ -43,7 +43,7 @@ def assert_healthy(
     baseline
         A baseline file. With the environment variable ``PROPCHECK_UPDATE_BASELINE=1`` it is written, not read.
     fail_level
-        Least severity of a finding that fails. Default without a baseline: ``fail-level`` of the pyproject.toml, else
+        Lowest severity of a finding that fails. Default without a baseline: ``fail-level`` of the pyproject.toml, else
         ``"error"``. Default with a baseline: ``"never"``, since the gate fails for every new error or warning, while findings
         of the baseline are known; set it to fail for those too.
     tolerance

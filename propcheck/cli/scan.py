@@ -36,7 +36,7 @@ def scan(  # noqa: PLR0913 - one parameter per option
     ] = None,
     fail_level: Annotated[
         records.FailLevel | None,
-        typer.Option(help="Least severity of a finding that gives status 1; default: error."),
+        typer.Option(help="Lowest severity that makes the command exit with status 1; default: error."),
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the two plots.")] = True,
     output: OutputOptions,

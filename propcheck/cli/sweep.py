@@ -39,7 +39,7 @@ def sweep(  # noqa: PLR0913 - one parameter per option
     output_format: Annotated[Literal["table", "json", "markdown"], typer.Option(help="Format of standard output.")] = "table",
     fail_level: Annotated[
         records.FailLevel | None,
-        typer.Option(help="Least severity of a finding that gives status 1; default: error."),
+        typer.Option(help="Lowest severity that makes the command exit with status 1; default: error."),
     ] = None,
     plots: Annotated[
         bool, typer.Option("--plots/--no-plots", help="Draw sweep.png, with all cells in it, and the plots of each run.")

@@ -20,7 +20,7 @@ class ToolSettings(ScanConfig):
 
     out: str | None = Field(None, description="Run directory, relative to the pyproject.toml.")
     fail_level: Literal["error", "warning", "note", "never"] = Field(
-        "error", alias="fail-level", description="Least severity that gives status 1."
+        "error", alias="fail-level", description="Lowest severity that makes the command exit with status 1."
     )
     detail: Literal["block", "site"] = Field("block", description="One row of the table per block or per site.")
     select: tuple[str, ...] = Field((), description="Apply only these rules: ids, names or families such as PC1.")

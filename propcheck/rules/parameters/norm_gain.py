@@ -138,7 +138,8 @@ def _direct_read_hit(group: Sequence[tuple[SiteRecord, float]]) -> Hit:
         expected=1.0,
         message=f"The sublayer at {site_label(worst)} reads the stream through its norm, at RMS "
         f"{number(worst.norm_output_rms)}, and also directly, at RMS {number(worst.stream_rms)}. What it computes from the "
-        f"direct read has another scale.{more} A gate or a router may do this on purpose; queries, keys and values rarely do.",
+        f"direct read therefore has a different scale.{more} "
+        "A gate or a router may do this on purpose; queries, keys and values rarely do.",
         severity="note",  # the records do not tell a gate from a key
         remedy="Pass the norm's output to all inputs of the sublayer (query, key and value). If the direct read is intended, "
         "no action is needed.",

@@ -71,7 +71,7 @@ def _entry(first: SiteRecord, place: Place) -> str:
         return "the stream was already not finite when the sublayer read it"
     if not is_finite(first.update_rms):
         measured = "" if place.block == first.block else " at every token that counts"
-        return f"they come from the update, the stream before it is finite{measured}"
+        return f"they come from the update; the stream before it is finite{measured}"
     if first.stream_rms is not None and first.update_rms is not None:
-        return "stream and update are finite, their sum overflows"
+        return "stream and update are finite; their sum overflows"
     return "no earlier value was observed that is not finite"

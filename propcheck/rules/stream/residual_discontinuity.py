@@ -154,7 +154,7 @@ def _first_block(profile: Profile) -> Hit | None:
         expected=None if next_step is None else safe_exp(next_step),
         message=f"The stream enters {profile.noun} {profile.label(0)} at RMS {number(first.stream_rms)} and leaves it at "
         f"{number(last.sum_rms)}, x{number(safe_exp(jump))}: {_reason(unit, normed=normed)}.{_embedding_gradient(profile)}"
-        f"{'' if normed else ' Embeddings this small compared with the updates are tied to loss spikes.'}",
+        f"{'' if normed else ' An embedding much smaller than the first updates is tied to loss spikes.'}",
         severity="note" if normed else None,
         remedy="Raise the embedding's standard deviation to that of the updates (about 1, or multiply it by sqrt(width)), or "
         "scale the residual projections of the first block down.",
