@@ -197,6 +197,21 @@ def norm(at, name="input_norm", *, place="read", gain=1.0, seed=0, number=None, 
     return NormRecord(seed=seed, norm=number, place=place, module=module, gain=gain, **fields)
 
 
+WEIGHT = {
+    "role": "linear",
+    "sublayer": "mlp",
+    "shape": (64, 32),
+    "numel": 2048,
+    "init_calls": "normal_(0, 0.02)",
+    "absmax": 0.08,
+}
+
+
+def weight(at, name="mlp.up.weight", **changes):
+    """The record of a linear weight of one block, drawn with std 0.02."""
+    return parameter(f"blocks.{at}.{name}", **{**WEIGHT, "block": at, **changes})
+
+
 def judging(*rules, blocks=4):
     """Return a function that judges a run of some parameters and norms by ``rules`` alone."""
 

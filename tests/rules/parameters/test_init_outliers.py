@@ -1,21 +1,7 @@
 """PC105: values far outside the normal distribution they were drawn from."""
 
 import pytest
-from synthetic import judging, parameter
-
-WEIGHT = {
-    "role": "linear",
-    "sublayer": "mlp",
-    "shape": (64, 32),
-    "numel": 2048,
-    "init_calls": "normal_(0, 0.02)",
-    "absmax": 0.08,
-}
-
-
-def weight(at, name="mlp.up.weight", **changes):
-    return parameter(f"blocks.{at}.{name}", **{**WEIGHT, "block": at, **changes})
-
+from synthetic import judging, weight
 
 judged = judging("PC105", blocks=2)
 
